@@ -1,0 +1,34 @@
+# The verbs of the project. Each sets up what it needs in .venv, once.
+PYTHON ?= python3
+PYTEST_FLAGS ?= -q
+RUN := .venv/bin/python
+SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint clean
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
+
+demo: ## train, checkpoint and compare in a few minutes; the last line is one JSON object
+	@$(SETUP) demo
+	@$(RUN) -m experiments.demo $(ARGS)
+
+test: lint ## lint, then every test that is not slow
+	@$(RUN) -m pytest $(PYTEST_FLAGS)
+
+test-slow: ## the slow tests only
+	@$(SETUP) test
+	@$(RUN) -m pytest $(PYTEST_FLAGS) -m slow
+
+lint: ## style, types, the direction of the imports, tidiness
+	@$(SETUP) test
+	@$(RUN) -m ruff check --quiet
+	@$(RUN) -m ruff format --check --quiet
+	@$(RUN) -m mypy
+	@$(RUN) -m pytest -q tests/null/test_layers.py tests/null/test_tidy.py
+
+clean: ## remove .venv and everything that was built
+	@rm -rf .venv build dist *.egg-info kernels/*.so
+	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

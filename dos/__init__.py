@@ -1,0 +1,48 @@
+"""Deep Optimizer States: exact, interleaved optimizer updates from pinned host memory.
+
+Importing this package loads no torch: each public name is fetched on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "DOSOptimizer": "dos.optimizer",
+    "DOSConfig": "dos.config",
+    "VirtualDevice": "dos.config",
+    "DOSError": "dos.errors",
+    "ConfigError": "dos.errors",
+    "PlanError": "dos.errors",
+    "PoolError": "dos.errors",
+}
+
+__all__ = [
+    "ConfigError",
+    "DOSConfig",
+    "DOSError",
+    "DOSOptimizer",
+    "PlanError",
+    "PoolError",
+    "VirtualDevice",
+]
+
+if TYPE_CHECKING:
+    from dos.config import DOSConfig, VirtualDevice
+    from dos.errors import ConfigError, DOSError, PlanError, PoolError
+    from dos.optimizer import DOSOptimizer
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dos' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,1 @@
+"""How a step happens: one interpreter over a plan, and the backends that it runs on."""

@@ -1,0 +1,47 @@
+"""The gradients of a step: read from the parameters, checked, in the weights' memory order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dos.errors import ConfigError
+from dos.memory.flat import flat_like
+
+
+def read_gradients(
+    parameters: Sequence[torch.Tensor], names: Sequence[str]
+) -> list[torch.Tensor | None]:
+    """Each parameter's `.grad`, 1-D in the memory order of the parameter; None where it has none.
+
+    Raises:
+        ConfigError: a gradient is sparse or complex, or has another dtype or device than its
+            parameter; `names` says whose.
+    """
+    return [
+        None if p.grad is None else _checked(p, p.grad, name)
+        for p, name in zip(parameters, names, strict=True)
+    ]
+
+
+def _checked(parameter: torch.Tensor, grad: torch.Tensor, name: str) -> torch.Tensor:
+    if grad.layout is not torch.strided:
+        raise ConfigError(
+            f"its gradient is sparse ({grad.layout})",
+            where=name,
+            fix="make it dense: e.g. sparse=False in nn.Embedding, or grad.to_dense()",
+        )
+    if grad.dtype is not parameter.dtype:
+        raise ConfigError(
+            f"its gradient is {grad.dtype}, the parameter {parameter.dtype}",
+            where=name,
+            fix="cast the gradient to the parameter's dtype",
+        )
+    if grad.device != parameter.device:
+        raise ConfigError(
+            f"its gradient is on {grad.device}, the parameter on {parameter.device}",
+            where=name,
+            fix="move the gradient to the parameter's device",
+        )
+    return flat_like(grad, parameter)

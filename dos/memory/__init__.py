@@ -1,0 +1,25 @@
+"""Where bytes live: one pinned pool of host memory, its leases and their fences."""
+
+from dos.memory.available import available_host_bytes
+from dos.memory.fence import Event, Fence
+from dos.memory.lease import Lease, RingLease
+from dos.memory.pinned import Slab
+from dos.memory.pool import Pool, PoolStats, Requirement
+from dos.memory.ring import Ring
+from dos.memory.sizes import PAGE_BYTES, bytes_text, padded_bytes
+
+__all__ = [
+    "PAGE_BYTES",
+    "Event",
+    "Fence",
+    "Lease",
+    "Pool",
+    "PoolStats",
+    "Requirement",
+    "Ring",
+    "RingLease",
+    "Slab",
+    "available_host_bytes",
+    "bytes_text",
+    "padded_bytes",
+]

@@ -1,0 +1,254 @@
+"""The fp32 state of every subgroup: where it is at home, and views of it per parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dos.errors import PoolError
+from dos.execute.backend import Device
+from dos.execute.work import Piece, Staging, SubgroupMemory
+from dos.memory import Lease, Pool, Requirement, padded_bytes
+from dos.memory.flat import flat, flat_like, unflatten
+from dos.memory.sizes import LINE_BYTES, bytes_text
+from dos.plan import Placement, Subgroup, SubgroupSize, UpdatePlan
+
+
+def is_own_master(parameter: torch.Tensor, *, host_parameters: bool) -> bool:
+    """Whether the parameter itself is its fp32 master: fp32, and in host memory."""
+    return host_parameters and parameter.dtype is torch.float32
+
+
+def pieces_of(
+    subgroup: Subgroup, parameters: Sequence[torch.Tensor], *, host_parameters: bool
+) -> tuple[Piece, ...]:
+    """The segments of `subgroup` with their offsets in its memory."""
+    pieces, master, wire_bytes = [], 0, 0
+    for segment, offset in zip(subgroup.segments, subgroup.offsets, strict=True):
+        parameter = parameters[segment.parameter]
+        own = is_own_master(parameter, host_parameters=host_parameters)
+        piece = Piece(
+            parameter=segment.parameter,
+            start=segment.start,
+            stop=segment.stop,
+            offset=offset,
+            master_offset=None if own else master,
+            wire_offset_bytes=wire_bytes,
+        )
+        pieces.append(piece)
+        master += 0 if own else piece.numel
+        # Each on a cache line of its own, so that any dtype is aligned behind any other.
+        wire_bytes += padded_bytes(piece.numel * parameter.element_size(), LINE_BYTES)
+    return tuple(pieces)
+
+
+def size_of(pieces: Sequence[Piece], parameters: Sequence[torch.Tensor]) -> SubgroupSize:
+    """What a subgroup of these pieces holds and moves; gradients have the weights' dtype."""
+    last = pieces[-1]
+    wire_bytes = last.wire_offset_bytes + last.numel * parameters[last.parameter].element_size()
+    return SubgroupSize(
+        numel=sum(piece.numel for piece in pieces), grad_bytes=wire_bytes, weight_bytes=wire_bytes
+    )
+
+
+def master_numel(pieces: Sequence[Piece]) -> int:
+    """Elements of fp32 master that a subgroup of these pieces keeps."""
+    return sum(piece.numel for piece in pieces if piece.master_offset is not None)
+
+
+def requirement(
+    pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, *, ring_bytes: int | None
+) -> Requirement:
+    """Host memory of a plan over subgroups of these pieces, all three kinds of lease.
+
+    Raises:
+        PoolError: `ring_bytes` is too small for the plan's staging buffers.
+    """
+    state: list[int] = []
+    grad: list[int] = []
+    stage_bytes = 0
+    for its, placement, size in zip(pieces, plan.placement, plan.sizes, strict=True):
+        if placement is not Placement.RESIDENT:
+            state += [4 * master_numel(its), 4 * size.numel, 4 * size.numel]
+        if placement is Placement.HOST and not plan.host_parameters:
+            grad.append(size.grad_bytes)
+            stage_bytes = max(stage_bytes, size.weight_bytes)
+    needed_bytes = plan.stages * padded_bytes(stage_bytes)
+    if ring_bytes is not None and ring_bytes < needed_bytes:
+        raise PoolError(
+            f"{bytes_text(ring_bytes)} cannot hold {plan.stages} staging buffers of "
+            f"{bytes_text(padded_bytes(stage_bytes))}",
+            where="ring_bytes",
+            fix=f"raise ring_bytes to {needed_bytes}, or set a smaller subgroup_size",
+        )
+    return Requirement.of_leases(
+        state=state, gradient=grad, ring_bytes=needed_bytes if ring_bytes is None else ring_bytes
+    )
+
+
+class OptimizerState:
+    """fp32 master, exp_avg and exp_avg_sq of all subgroups, and the staging memory.
+
+    Args:
+        parameters: the trainable parameters, dense.
+        pieces: of every subgroup.
+        plan: placement, sizes, slots and stages.
+        pool: host memory, as `requirement` computed it.
+        device: the backend, where it has device memory.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        pieces: Sequence[tuple[Piece, ...]],
+        plan: UpdatePlan,
+        pool: Pool,
+        device: Device | None,
+    ) -> None:
+        self.steps = [0] * len(parameters)
+        self._parameters = list(parameters)
+        self._leases: list[tuple[Lease, Lease, Lease] | None] = []
+        self._where: list[list[tuple[int, Piece]]] = [[] for _ in parameters]
+        self.subgroups = [
+            self._home(index, its, plan, pool, device) for index, its in enumerate(pieces)
+        ]
+        self.staging = _staging(plan, pool, device)
+        self._masters_filled = False
+
+    def _home(
+        self,
+        index: int,
+        pieces: tuple[Piece, ...],
+        plan: UpdatePlan,
+        pool: Pool,
+        device: Device | None,
+    ) -> SubgroupMemory:
+        numels = (master_numel(pieces), plan.sizes[index].numel, plan.sizes[index].numel)
+        for piece in pieces:
+            self._where[piece.parameter].append((index, piece))
+        grad = None
+        if plan.placement[index] is Placement.RESIDENT:
+            assert device is not None, "residents need a device"
+            self._leases.append(None)
+            state = [device.empty(numel, torch.float32).zero_() for numel in numels]
+        else:
+            names = (f"{name} of subgroup {index}" for name in ("master", "exp_avg", "exp_avg_sq"))
+            master, exp_avg, exp_avg_sq = (
+                pool.state(4 * numel, name) for numel, name in zip(numels, names, strict=True)
+            )
+            self._leases.append((master, exp_avg, exp_avg_sq))
+            state = [lease.tensor(torch.float32) for lease in (master, exp_avg, exp_avg_sq)]
+            if plan.placement[index] is Placement.HOST and not plan.host_parameters:
+                lease = pool.gradient(plan.sizes[index].grad_bytes, f"gradient of subgroup {index}")
+                grad = lease.tensor(torch.uint8)
+        return SubgroupMemory(pieces, state[0], state[1], state[2], grad)
+
+    def fill_masters(self) -> None:
+        """Take the fp32 masters from the weights as they are now; once, before the first step.
+
+        Not earlier: weights are often loaded after the optimizer was made.
+        """
+        if self._masters_filled:
+            return
+        for memory in self.subgroups:
+            for piece in memory.pieces:
+                if piece.master_offset is not None:
+                    weight = flat(self._parameters[piece.parameter])[piece.start : piece.stop]
+                    start = piece.master_offset
+                    memory.master[start : start + piece.numel].copy_(weight)
+        self._masters_filled = True
+
+    def adopt(self, index: int, state: Mapping[str, Any]) -> None:
+        """Take over what a torch optimizer keeps for parameter `index`."""
+        parameter = self._parameters[index]
+        self.steps[index] = int(state["step"])
+        averages = [flat_like(state[name], parameter) for name in ("exp_avg", "exp_avg_sq")]
+        for subgroup, piece in self._where[index]:
+            memory = self.subgroups[subgroup]
+            part = slice(piece.offset, piece.offset + piece.numel)
+            for target, source in zip((memory.exp_avg, memory.exp_avg_sq), averages, strict=True):
+                target[part].copy_(source[piece.start : piece.stop])
+
+    def of_parameter(self, index: int) -> dict[str, torch.Tensor]:
+        """step, exp_avg, exp_avg_sq of a parameter, and the fp32 master of a 16-bit one.
+
+        Views where the parameter lies in one piece, each with a storage of exactly its bytes;
+        else assembled.
+        """
+        state = {"step": torch.tensor(float(self.steps[index]))}
+        names = ["exp_avg", "exp_avg_sq"]
+        if self._parameters[index].dtype is not torch.float32:
+            names.append("master")
+        for name in names:
+            parts = [self._part(subgroup, piece, name) for subgroup, piece in self._where[index]]
+            whole = (
+                torch.cat([torch.empty(0), *(p.cpu() for p in parts)])
+                if len(parts) != 1
+                else parts[0]
+            )
+            state[name] = unflatten(whole, self._parameters[index])
+        return state
+
+    def drop(self) -> None:
+        """Let go of all memory; nothing of any parameter is left."""
+        self.subgroups, self._leases, self.staging = [], [], Staging()
+        self.steps = [0] * len(self.steps)
+
+    def _part(self, subgroup: int, piece: Piece, name: str) -> torch.Tensor:
+        leases = self._leases[subgroup]
+        start = piece.offset if name != "master" else piece.master_offset
+        assert start is not None
+        if leases is None:
+            resident: torch.Tensor = getattr(self.subgroups[subgroup], name)
+            return resident[start : start + piece.numel]
+        lease = leases[("master", "exp_avg", "exp_avg_sq").index(name)]
+        return lease.tensor(torch.float32, piece.numel, offset_bytes=4 * start)
+
+
+def _staging(plan: UpdatePlan, pool: Pool, device: Device | None) -> Staging:
+    """Slots, stages and the two device buffers, as large as the largest subgroup that uses them."""
+    if device is None:
+        return Staging()
+    sizes = list(zip(plan.sizes, plan.placement, strict=True))
+    streamed = max((s.numel for s, at in sizes if at is Placement.STREAMED), default=0)
+    wire_bytes = max((s.weight_bytes for s, at in sizes if at is Placement.HOST), default=0)
+    slots = range(plan.slots if streamed else 0)
+    stages = range(plan.stages if wire_bytes else 0)
+    f32 = torch.float32
+    return Staging(
+        slots=tuple(
+            (device.empty(streamed, f32), device.empty(streamed, f32), device.empty(streamed, f32))
+            for _ in slots
+        ),
+        # Held as long as the optimizer lives: a step never waits for a staging buffer.
+        stages=tuple(
+            pool.ring.acquire(wire_bytes, f"weight staging buffer {i}").tensor(torch.uint8)
+            for i in stages
+        ),
+        device_grad=device.empty(wire_bytes, torch.uint8),
+        device_weight=device.empty(wire_bytes, torch.uint8),
+    )
+
+
+class StateView(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
+    """`optimizer.state`: what torch's optimizers keep per parameter, made on access.
+
+    Holds the parameters that have been updated at least once.
+    """
+
+    def __init__(self, state: OptimizerState, index_of: Mapping[torch.Tensor, int]) -> None:
+        self._state, self._index_of = state, index_of
+
+    def __getitem__(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        index = self._index_of[parameter]
+        if self._state.steps[index] == 0:
+            raise KeyError(parameter)
+        return self._state.of_parameter(index)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (p for p, index in self._index_of.items() if self._state.steps[index])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -1,0 +1,214 @@
+"""What the wrapped optimizer says: which parameters it has, and with which hyperparameters."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dos.errors import ConfigError
+from dos.kernels.scalars import AdamScalars
+from dos.memory.flat import is_dense
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_REFUSED_FLAGS = ("amsgrad", "capturable", "differentiable")
+
+
+@dataclass(frozen=True)
+class TrainedParameter:
+    """A parameter as it was when the optimizer was made."""
+
+    tensor: torch.Tensor
+    group: int
+    position: int
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    def check(self, group: Mapping[str, Any]) -> None:
+        """Refuse a parameter that was replaced in its group, re-typed, reshaped or moved."""
+        members, now = group["params"], self.tensor
+        if len(members) <= self.position or members[self.position] is not now:
+            raise ConfigError(
+                "it was replaced in its param group",
+                where=self.name,
+                fix="make a new DOSOptimizer for the new parameters",
+            )
+        changes = [
+            f"{what} was {was} and is {is_}"
+            for what, was, is_ in (
+                ("dtype", self.dtype, now.dtype),
+                ("device", self.device, now.device),
+                ("shape", tuple(self.shape), tuple(now.shape)),
+                ("memory order", self.strides, now.stride()),
+            )
+            if was != is_
+        ]
+        if changes:
+            raise ConfigError(
+                f"it changed: {', '.join(changes)}",
+                where=self.name,
+                fix="move and convert the model before making the optimizer, or make a new one",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """What one param group asks for at one step."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    maximize: bool
+    decoupled: bool
+
+    def scalars(self, step: int) -> AdamScalars:
+        """The kernels' scalars at step count `step`, 1 at the first."""
+        return AdamScalars.at_step(
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            step=step,
+            decoupled=self.decoupled,
+            maximize=self.maximize,
+        )
+
+
+def check_supported(optimizer: object) -> torch.optim.Optimizer:
+    """`optimizer`, if it is an Adam or AdamW whose update this library computes.
+
+    Raises:
+        ConfigError: another optimizer, or a subclass with a step of its own.
+    """
+    if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        raise ConfigError(
+            f"{type(optimizer).__name__} is not supported",
+            where="optimizer",
+            fix="wrap a torch.optim.Adam or torch.optim.AdamW",
+        )
+    # torch wraps `step` on each class for its hooks, so the functions below are compared.
+    known = {inspect.unwrap(kind.step) for kind in (torch.optim.Adam, torch.optim.AdamW)}
+    if inspect.unwrap(type(optimizer).step) not in known:
+        raise ConfigError(
+            f"{type(optimizer).__name__} has a step() of its own, which would not run",
+            where="optimizer",
+            fix="wrap a plain torch.optim.Adam or torch.optim.AdamW",
+        )
+    return optimizer
+
+
+def read_group(
+    optimizer: torch.optim.Optimizer, index: int, group: Mapping[str, Any]
+) -> Hyperparameters:
+    """The hyperparameters of a param group as they are now; a tensor lr is read once.
+
+    Raises:
+        ConfigError: a flag that is not supported, or a value that is not finite or in range.
+    """
+    where = f"param group {index}"
+    for flag in _REFUSED_FLAGS:
+        if group.get(flag):
+            raise ConfigError(f"{flag}=True is not supported", where=where, fix=f"leave {flag} off")
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    values = {
+        "lr": float(group["lr"]),
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": float(group["eps"]),
+        "weight_decay": float(group["weight_decay"]),
+    }
+    for name, value in values.items():
+        below = 1.0 if name.startswith("beta") else math.inf
+        if not 0.0 <= value < below:
+            raise ConfigError(
+                f"{name} is {value}",
+                where=where,
+                fix=f"set it to a finite number >= 0{' and < 1' if below == 1.0 else ''}",
+            )
+    decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
+    return Hyperparameters(
+        **values, maximize=bool(group.get("maximize")), decoupled=bool(decoupled)
+    )
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[TrainedParameter]:
+    """All parameters that require a gradient, in the order of the groups, each once.
+
+    Raises:
+        ConfigError: nothing to train, or a parameter that cannot be updated in place (dtype,
+            layout, tensor subclass, holes in memory), or one that is listed twice.
+    """
+    found: dict[int, TrainedParameter] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for position, tensor in enumerate(group["params"]):
+            names = group.get("param_names")
+            name = f"param group {index}, parameter {position}"
+            if names:
+                name += f" {names[position]!r}"
+            _check_parameter(tensor, name)
+            if id(tensor) in found:
+                raise ConfigError("it is listed twice", where=name, fix="list every parameter once")
+            if tensor.requires_grad:
+                found[id(tensor)] = TrainedParameter(
+                    tensor=tensor,
+                    group=index,
+                    position=position,
+                    name=name,
+                    dtype=tensor.dtype,
+                    device=tensor.device,
+                    shape=tensor.shape,
+                    strides=tensor.stride(),
+                )
+    if not found:
+        raise ConfigError(
+            "no parameter requires a gradient",
+            where="optimizer",
+            fix="unfreeze something before making the optimizer",
+        )
+    return list(found.values())
+
+
+def check_frozen(optimizer: torch.optim.Optimizer, trained: Mapping[torch.Tensor, int]) -> None:
+    """Refuse a gradient of a parameter that was frozen when the optimizer was made."""
+    for index, group in enumerate(optimizer.param_groups):
+        for position, tensor in enumerate(group["params"]):
+            if tensor.grad is not None and tensor not in trained:
+                raise ConfigError(
+                    "it has a gradient, but was frozen or absent when the optimizer was made, "
+                    "and has no state",
+                    where=f"param group {index}, parameter {position}",
+                    fix="make the optimizer after unfreezing and adding all that will be trained",
+                )
+
+
+def _check_parameter(tensor: torch.Tensor, name: str) -> None:
+    refusals = (
+        (tensor.is_complex(), "complex", "train its real view (torch.view_as_real)"),
+        (tensor.layout is not torch.strided, f"{tensor.layout}", "use a dense parameter"),
+        (
+            type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
+            f"a {type(tensor).__name__}",
+            "tensor subclasses are not supported yet: use plain parameters",
+        ),
+        (tensor.dtype not in _DTYPES, f"{tensor.dtype}", "use float32, bfloat16 or float16"),
+    )
+    for refused, what, fix in refusals:
+        if refused:
+            raise ConfigError(f"it is {what}", where=name, fix=fix)
+    if not is_dense(tensor):
+        raise ConfigError(
+            f"it has holes or overlaps in memory (shape {tuple(tensor.shape)}, strides "
+            f"{tensor.stride()})",
+            where=name,
+            fix="make it from tensor.contiguous()",
+        )

@@ -1,0 +1,1 @@
+"""Demonstrations and measurements; each is one command."""

@@ -1,0 +1,57 @@
+// AVX2 and F16C kernels: eight elements at a time.
+#include <immintrin.h>
+
+#include "update_range.hpp"
+
+namespace dos {
+namespace {
+
+struct Avx2Lane {
+  using F = __m256;
+  static constexpr std::size_t width = 8;
+
+  static F broadcast(float x) { return _mm256_set1_ps(x); }
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F sqrt(F a) { return _mm256_sqrt_ps(a); }
+
+  static __m128i load_words(const std::uint16_t* x) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(x));
+  }
+  static F load_fp32(const float* x) { return _mm256_loadu_ps(x); }
+  static F load_bf16(const std::uint16_t* x) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_words(x)), 16));
+  }
+  static F load_fp16(const std::uint16_t* x) { return _mm256_cvtph_ps(load_words(x)); }
+
+  static void stream_words(std::uint16_t* x, __m128i words) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(x), words);
+  }
+  static void store_fp32(float* x, F a) { _mm256_storeu_ps(x, a); }
+  static void stream_fp32(float* x, F a) { _mm256_stream_ps(x, a); }
+  static void stream_bf16(std::uint16_t* x, F a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i top = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
+    const __m256i bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
+    const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i words = _mm256_blendv_epi8(rounded, quiet, is_nan);
+    stream_words(x, _mm_packus_epi32(_mm256_castsi256_si128(words),
+                                     _mm256_extracti128_si256(words, 1)));
+  }
+  static void stream_fp16(std::uint16_t* x, F a) {
+    stream_words(x, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
+
+}  // namespace
+
+RangeKernel avx2_kernel(DType g, DType w, bool decoupled) {
+  return kernel_for<Avx2Lane>(g, w, decoupled);
+}
+
+}  // namespace dos

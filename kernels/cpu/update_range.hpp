@@ -1,0 +1,166 @@
+// The arithmetic of one Adam update, written once for every instruction set.
+//
+// A lane type L says how `L::width` elements are loaded, computed and stored; each of its
+// operations rounds once to fp32. Everything here has internal linkage, so that each
+// instruction set keeps its own copy; and no standard library template is used, because
+// those would be emitted with external linkage under the flags of whoever came first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adam.hpp"
+
+namespace dos {
+namespace {
+
+inline std::uint32_t bits_of(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// One element at a time, with conversions in software: runs anywhere, and does the heads
+// and tails of the others.
+struct ScalarLane {
+  using F = float;
+  static constexpr std::size_t width = 1;
+
+  static F broadcast(float x) { return x; }
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
+  static F sqrt(F a) { return __builtin_sqrtf(a); }
+
+  static F load_fp32(const float* x) { return *x; }
+  static F load_bf16(const std::uint16_t* x) { return float_of(std::uint32_t{*x} << 16); }
+  static F load_fp16(const std::uint16_t* x) {
+    // Read as fp32 the exponent is 112 too small; the product is exact, also for subnormals.
+    const float scaled = float_of((*x & 0x7FFFu) << 13) * 0x1p112f;
+    const std::uint32_t special = (*x & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
+    return float_of(bits_of(scaled) | special | (*x & 0x8000u) << 16);
+  }
+
+  static void store_fp32(float* x, F a) { *x = a; }
+  static void stream_fp32(float* x, F a) { *x = a; }
+  static void stream_bf16(std::uint16_t* x, F a) {
+    const std::uint32_t bits = bits_of(a);
+    // Half a unit less one, and one more when the kept part is odd: carries into the kept
+    // part exactly when nearest-even rounds up. It could carry a NaN to infinity or zero.
+    const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+    *x = static_cast<std::uint16_t>(a != a ? bits >> 16 | 0x40u : rounded);
+  }
+  static void stream_fp16(std::uint16_t* x, F a) {
+    const std::uint32_t sign = bits_of(a) >> 16 & 0x8000u;
+    const std::uint32_t magnitude = bits_of(a) & 0x7FFFFFFFu;
+    std::uint32_t half;
+    if (magnitude > 0x7F800000u) {
+      half = 0x7E00u;
+    } else if (magnitude >= 0x47800000u) {  // 2^16 and up; from 65520 the carry does it
+      half = 0x7C00u;
+    } else if (magnitude < 0x38800000u) {
+      // Below 2^-14: adding 0.5, whose unit is that of fp16's subnormals, rounds for us.
+      half = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
+    } else {
+      half = (magnitude - (112u << 23) + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
+    }
+    *x = static_cast<std::uint16_t>(half | sign);
+  }
+};
+
+template <class L, DType G>
+inline typename L::F load_gradient(const void* g, std::size_t i) {
+  if constexpr (G == DType::fp32) return L::load_fp32(static_cast<const float*>(g) + i);
+  if constexpr (G == DType::bf16) return L::load_bf16(static_cast<const std::uint16_t*>(g) + i);
+  if constexpr (G == DType::fp16) return L::load_fp16(static_cast<const std::uint16_t*>(g) + i);
+}
+
+template <class L, DType W>
+inline void stream_weight(void* w, std::size_t i, typename L::F p) {
+  if constexpr (W == DType::fp32) L::stream_fp32(static_cast<float*>(w) + i, p);
+  if constexpr (W == DType::bf16) L::stream_bf16(static_cast<std::uint16_t*>(w) + i, p);
+  if constexpr (W == DType::fp16) L::stream_fp16(static_cast<std::uint16_t*>(w) + i, p);
+}
+
+template <class L, DType G, DType W, bool Decoupled>
+inline void update_lanes(const Segment& s, std::size_t i) {
+  using F = typename L::F;
+  const auto scalar = [](float x) { return L::broadcast(x); };
+  F p = L::load_fp32(s.p + i);
+  F g = L::mul(load_gradient<L, G>(s.g, i), scalar(s.scalars.scale));
+  if constexpr (Decoupled) {
+    p = L::mul(p, scalar(s.scalars.decay));
+  } else {
+    g = L::add(g, L::mul(scalar(s.scalars.weight_decay), p));
+  }
+  const F m = L::add(L::mul(L::load_fp32(s.m + i), scalar(s.scalars.c1)),
+                     L::mul(g, scalar(s.scalars.d1)));
+  const F v = L::add(L::mul(L::load_fp32(s.v + i), scalar(s.scalars.c2)),
+                     L::mul(L::mul(g, g), scalar(s.scalars.d2)));
+  const F denominator =
+      L::add(L::mul(L::sqrt(v), scalar(s.scalars.inv_sqrt_bc2)), scalar(s.scalars.eps));
+  p = L::sub(p, L::mul(scalar(s.scalars.step_size), L::div(m, denominator)));
+  L::store_fp32(s.m + i, m);
+  L::store_fp32(s.v + i, v);
+  L::store_fp32(s.p + i, p);
+  stream_weight<L, W>(s.w, i, p);
+}
+
+// Elements to do singly until w, or p if there is no w, is on a cache line: streaming
+// stores need it, and the others are faster for it.
+template <DType W>
+inline std::size_t head_length(const Segment& s, std::size_t begin) {
+  constexpr std::size_t itemsize = W == DType::bf16 || W == DType::fp16 ? 2 : 4;
+  const void* base = W == DType::none ? s.p : s.w;
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(base) + begin * itemsize;
+  return (-address & 63u) / itemsize;
+}
+
+template <class L, DType G, DType W, bool Decoupled>
+void update_range(const Segment& segment, std::size_t begin, std::size_t end) {
+  // A local copy, whose pointers and scalars no store below can be suspected to change.
+  const Segment s = segment;
+  std::size_t i = begin;
+  if constexpr (L::width > 1) {
+    const std::size_t head = head_length<W>(s, begin);
+    const std::size_t body = head < end - begin ? begin + head : end;
+    for (; i < body; ++i) update_lanes<ScalarLane, G, W, Decoupled>(s, i);
+    for (; i + L::width <= end; i += L::width) update_lanes<L, G, W, Decoupled>(s, i);
+  }
+  for (; i < end; ++i) update_lanes<ScalarLane, G, W, Decoupled>(s, i);
+}
+
+template <class L, DType G, DType W>
+RangeKernel kernel_for(bool decoupled) {
+  return decoupled ? &update_range<L, G, W, true> : &update_range<L, G, W, false>;
+}
+
+template <class L, DType G>
+RangeKernel kernel_for(DType w, bool decoupled) {
+  switch (w) {
+    case DType::fp32: return kernel_for<L, G, DType::fp32>(decoupled);
+    case DType::bf16: return kernel_for<L, G, DType::bf16>(decoupled);
+    case DType::fp16: return kernel_for<L, G, DType::fp16>(decoupled);
+    default: return kernel_for<L, G, DType::none>(decoupled);
+  }
+}
+
+template <class L>
+RangeKernel kernel_for(DType g, DType w, bool decoupled) {
+  switch (g) {
+    case DType::bf16: return kernel_for<L, DType::bf16>(w, decoupled);
+    case DType::fp16: return kernel_for<L, DType::fp16>(w, decoupled);
+    default: return kernel_for<L, DType::fp32>(w, decoupled);
+  }
+}
+
+}  // namespace
+}  // namespace dos

@@ -1,0 +1,1 @@
+"""How long an update takes: node profiles and the choice of stride."""

@@ -1,0 +1,41 @@
+"""How far a result may be from torch's own optimizer, and why that far.
+
+Between our own implementations there is no tolerance: those give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Tolerance(NamedTuple):
+    """|ours - theirs| <= absolute + relative * |theirs|, in fp32."""
+
+    relative: float
+    absolute: float
+    reason: str
+
+
+# A hundred steps of torch.optim.AdamW or Adam in fp32: lr 1e-2, parameters near 1, gradients
+# from a standard normal. One rounding is at most 6e-8 relative, and errs at random.
+AFTER_100_STEPS = {
+    "exp_avg": Tolerance(
+        relative=0.0,
+        absolute=1e-6,
+        reason="torch takes lerp(m, g, 1-beta1), we m*beta1 + g*(1-beta1): three roundings per"
+        " step of values up to 1, remembered for 1/(1-beta1) = 10 steps; absolute, because m"
+        " crosses zero",
+    ),
+    "exp_avg_sq": Tolerance(
+        relative=1e-6,
+        absolute=0.0,
+        reason="three roundings per step on either side, all 100 remembered:"
+        " 6e-8 * sqrt(3 * 100) = 1e-6; relative, because every term is positive",
+    ),
+    "p": Tolerance(
+        relative=1e-6,
+        absolute=1e-7,
+        reason="each step rounds p once on either side: 6e-8 * sqrt(2 * 100) = 8e-7; the"
+        " error of the step itself is 1e-2 of that of m; absolute for a p that crosses zero",
+    ),
+}
