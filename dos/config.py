@@ -58,7 +58,7 @@ class VirtualDevice(_Options):
 class DOSConfig(_Options):
     """Options of `dos.DOSOptimizer`. An unknown key is an error naming the nearest valid one."""
 
-    stride: float | Literal["auto", "host"] = Field(
+    stride: int | float | Literal["auto", "host"] = Field(
         default="auto",
         description="k >= 1 updates one subgroup in every k on the device (1.5: two of three, "
         '1: all); "host" none; "auto" lets the performance model choose',
@@ -100,6 +100,8 @@ class DOSConfig(_Options):
                 raise ValueError('a number >= 1, "auto" or "host"')
         elif not (math.isfinite(value) and value >= 1):
             raise ValueError('a number >= 1, "auto" or "host"')
+        elif value == int(value):
+            return int(value)  # 2.0 is 2: the stride is kept and compared as decimal text
         return value
 
     @field_validator("device")

@@ -142,8 +142,8 @@ class DOSOptimizer(torch.optim.Optimizer):
         updated = [index for index, grad in enumerate(grads) if grad is not None]
         for index in updated:
             counts[index] += 1
-        # A weight changed between forward and backward is then an error, as in torch.
-        increment_version([tensors[index] for index in updated])
+            # A weight changed between forward and backward is then an error, as in torch.
+            increment_version(tensors[index])
         # A scheduler on the wrapped optimizer looks here whether a step came before it.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
 

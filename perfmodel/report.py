@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dos.errors import ConfigError
@@ -19,7 +19,7 @@ _COLORS = {
 }
 
 
-def plot_timeline(steps: dict[str, Sequence[Span]], path: str | Path, *, title: str) -> None:
+def plot_timeline(steps: Mapping[str, Sequence[Span]], path: str | Path, *, title: str) -> None:
     """Draw the lanes of several steps, one below the other on a common time axis, as a PNG.
 
     `steps` maps a heading to the spans of one step. `title` names the device, with its label

@@ -26,7 +26,8 @@ class StepRecord:
     Attributes:
         plan: what ran.
         label: the device, with its label where it is an emulation.
-        wall_s: seconds from the call to its return, divided by the time scale.
+        wall_s: seconds from when the lanes could start to the return, divided by the time
+            scale.
         events: per op, its completion.
         begin_s: when the lanes could start, on the backend's clock.
         time_scale: what paced times were stretched by.
@@ -103,8 +104,9 @@ class Interpreter:
         raises, whatever depends on it is left out, the others finish, and the error is
         raised here.
         """
-        entered_s = time.perf_counter()
         begin_s = self._backend.begin()
+        # From here, not from the call: a device first finishes the backward pass.
+        entered_s = time.perf_counter()
         walk = self._coordinator.submit(_walk, plan, self._backend, work)
         events = walk.result(WAIT_S * (1 + len(plan.ops)))
         self._backend.join(

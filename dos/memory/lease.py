@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +13,6 @@ from dos.memory.pinned import Slab, tensor_over
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from dos.memory.ring import Ring
 
 
 class Lease:
@@ -73,14 +71,16 @@ class Lease:
 
 
 class RingLease(Lease):
-    """A piece of the ring, held until `release` or the end of its ``with`` block."""
+    """A piece of the ring, held until `release` or the end of its ``with`` block.
+
+    ``give_back`` returns it to the ring; calling it again does nothing.
+    """
 
     def __init__(
-        self, ring: Ring, serial: int, slab: Slab, offset_bytes: int, n_bytes: int, what: str
+        self, give_back: Callable[[], None], slab: Slab, offset_bytes: int, n_bytes: int, what: str
     ) -> None:
         super().__init__(slab, offset_bytes, n_bytes, what)
-        self._ring = ring
-        self._serial = serial
+        self._give_back = give_back
 
     def release(self, timeout_s: float = WAIT_S) -> None:
         """Give the memory back once its own fence has no unfinished user. Idempotent.
@@ -94,7 +94,7 @@ class RingLease(Lease):
         self._slab.check_process()
         self.fence.wait_writable(timeout_s, "the release")
         self._view = None
-        self._ring.give_back(self._serial)
+        self._give_back()
 
     def __enter__(self) -> RingLease:
         return self

@@ -174,7 +174,8 @@ def _unpin(address: int, device: torch.device) -> None:
 
 
 def _cuda_runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cuda: Any = torch.cuda  # typed in some versions of torch only
+    return cuda.cudart()
 
 
 def _clear_cuda_error(device: torch.device) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from dos.errors import PoolError
 from dos.memory.extents import FreeExtents
@@ -127,14 +128,6 @@ class Ring:
         for start in range(0, n_bytes, largest_bytes):
             yield self.acquire(min(largest_bytes, n_bytes - start), what, timeout_s)
 
-    def give_back(self, serial: int) -> None:
-        """Free the lease of this number; called by its `release`. Idempotent."""
-        with self._changed:
-            holding = self._held.pop(serial, None)
-            if holding is not None:
-                self._free.give_back(holding.start_bytes, holding.size_bytes)
-                self._changed.notify_all()
-
     def close(self) -> None:
         """Refuse further requests and wake all waiters with that refusal. Idempotent."""
         with self._changed:
@@ -165,7 +158,21 @@ class Ring:
         self._held[serial] = _Holding(start_bytes, size_bytes, what)
         used_bytes = self.capacity_bytes - self._free.total_bytes
         self._peak_bytes = max(self._peak_bytes, used_bytes)
-        return RingLease(self, serial, self._slab, self._offset_bytes + start_bytes, n_bytes, what)
+        return RingLease(
+            partial(self._give_back, serial),
+            self._slab,
+            self._offset_bytes + start_bytes,
+            n_bytes,
+            what,
+        )
+
+    def _give_back(self, serial: int) -> None:
+        """Free the lease of this number; its `release` calls this. Idempotent."""
+        with self._changed:
+            holding = self._held.pop(serial, None)
+            if holding is not None:
+                self._free.give_back(holding.start_bytes, holding.size_bytes)
+                self._changed.notify_all()
 
     def _occupancy(self, waiter: _Waiter) -> str:
         """What is free, who holds the rest, and who was before ``waiter``."""

@@ -1,0 +1,88 @@
+"""The command `dos`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+import dos
+from dos.config import DOSConfig
+from dos.errors import ConfigError, DOSError
+from dos.plan import SubgroupSize, build, partition, verify
+
+app = typer.Typer(
+    help="Deep Optimizer States: exact, interleaved optimizer updates.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(dos.__version__)
+
+
+@app.command()
+def plan(
+    params: Annotated[int, typer.Argument(min=1, help="parameters of this rank")],
+    stride: Annotated[str, typer.Option(help='a number >= 1, or "host"')] = "2",
+    subgroup_size: Annotated[int, typer.Option(min=1)] = 100_000_000,
+    resident_ratio: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
+    device_slots: Annotated[int, typer.Option(min=1)] = 2,
+    weight_bytes: Annotated[int, typer.Option(min=2, max=4, help="per parameter")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Print what one step does, op by op, and the memory that it needs."""
+    config = DOSConfig(
+        stride=_number(stride),
+        subgroup_size=subgroup_size,
+        resident_ratio=resident_ratio,
+        device_slots=device_slots,
+    )
+    numels = [subgroup.numel for subgroup in partition([params], [0], config.subgroup_size)]
+    made = build(
+        [SubgroupSize(n, weight_bytes * n, weight_bytes * n) for n in numels],
+        stride=config.stride,
+        resident_ratio=config.resident_ratio,
+        slots=config.device_slots,
+    )
+    verify(made)
+    memory = made.memory()
+    if as_json:
+        lanes = {lane.value: len(ops) for lane, ops in made.lanes().items()}
+        figures = {
+            "stride": made.stride,
+            "subgroups": len(numels),
+            "ops": lanes,
+            "host_bytes": memory.host_bytes,
+            "device_bytes": memory.device_bytes,
+            "plan": str(made),
+        }
+        typer.echo(json.dumps(figures))
+        return
+    typer.echo(str(made))
+    typer.echo(f"host memory {memory.host_bytes:,} bytes, device {memory.device_bytes:,} bytes")
+
+
+def main() -> None:
+    """Entry point: an error for the user is printed in its own words, exit code 2."""
+    try:
+        app()
+    except DOSError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+def _number(stride: str) -> float | Literal["host"]:
+    if stride == "host":
+        return "host"
+    try:
+        return float(stride)
+    except ValueError:
+        raise ConfigError(
+            f"{stride!r} is no stride", where="--stride", fix='give a number >= 1, or "host"'
+        ) from None
