@@ -11,6 +11,7 @@ from typing import Literal, cast
 import torch
 
 from dos.config import DOSConfig, VirtualDevice
+from dos.errors import ConfigError
 from dos.execute.backend import Backend, Device
 from dos.execute.devices import choose_backend
 from dos.execute.interpreter import Interpreter, StepRecord
@@ -50,6 +51,7 @@ class UpdateEngine:
         self, parameters: Sequence[torch.Tensor], groups: Sequence[int], config: DOSConfig
     ) -> None:
         self._parameters = list(parameters)
+        self._torn = False
         numels = [parameter.numel() for parameter in parameters]
         self._subgroups = partition(numels, groups, config.subgroup_size)
         with ExitStack() as cleanup:
@@ -105,7 +107,16 @@ class UpdateEngine:
         Args:
             grads: per parameter, its gradient in its own memory order, 1-D, or None.
             scalars: per parameter with a gradient, the scalars of its group and step count.
+
+        Raises:
+            ConfigError: an earlier step failed half-way, so that the state is of two steps.
         """
+        if self._torn:
+            raise ConfigError(
+                "an earlier step failed half-way and left state of two steps",
+                where="step",
+                fix="restore weights from a checkpoint and make a new optimizer",
+            )
         self.state.fill_masters()
         absent = frozenset(
             subgroup.index
@@ -120,7 +131,12 @@ class UpdateEngine:
             device=self._device,
             pool=self._threads,
         )
-        return self._interpreter.run(self._plan(absent), work)
+        plan = self._plan(absent)
+        # Until the step is over, some subgroups are a step ahead of the others.
+        self._torn = True
+        record = self._interpreter.run(plan, work)
+        self._torn = False
+        return record
 
     def close(self) -> None:
         """Stop all threads and give the memory back; idempotent."""

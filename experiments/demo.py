@@ -175,7 +175,7 @@ def figures_of(runs: list[Run], entropy: float, device: object) -> dict[str, obj
 def main() -> int:
     """Run the demo; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=int, default=100, help="steps per run")
+    parser.add_argument("--steps", type=int, default=80, help="steps per run")
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder of the files")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

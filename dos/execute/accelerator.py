@@ -62,7 +62,12 @@ class DeviceStream:
         start = torch.Event(device=self._device, enable_timing=True)
         end = torch.Event(device=self._device, enable_timing=True)
         start.record(self.stream)
-        work()
+        try:
+            work()
+        except BaseException:
+            # No event will cover the copies that it has already enqueued.
+            self.stream.synchronize()
+            raise
         end.record(self.stream)
         assert self.clock is not None, "run before begin"
         return DeviceEvent(self.clock, start, end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from dos.execute.backend import WAIT_S, Backend, Event
@@ -101,17 +101,26 @@ class Interpreter:
         """Run every op of `plan`; `work(op)` gives its body.
 
         Returns when all state is home and the caller's stream waits for the rest. If a body
-        raises, whatever depends on it is left out, the others finish, and the error is
-        raised here.
+        raises, no other starts, those under way finish, and the error is raised here.
         """
         begin_s = self._backend.begin()
         # From here, not from the call: a device first finishes the backward pass.
         entered_s = time.perf_counter()
         walk = self._coordinator.submit(_walk, plan, self._backend, work)
-        events = walk.result(WAIT_S * (1 + len(plan.ops)))
-        self._backend.join(
-            [e for op, e in zip(plan.ops, events, strict=True) if op.kind not in SETTLED_ON_RETURN]
-        )
+        try:
+            events = walk.result(WAIT_S * (1 + len(plan.ops)))
+        except BaseException:
+            # Also after Ctrl-C in here: the coordinator may still be issuing.
+            wait([walk], WAIT_S)
+            raise
+        rest = [
+            e for op, e in zip(plan.ops, events, strict=True) if op.kind not in SETTLED_ON_RETURN
+        ]
+        try:
+            self._backend.join(rest)
+        except BaseException:
+            _settle(events)  # as in _walk: nothing may still be running
+            raise
         scale = self._backend.time_scale
         return StepRecord(
             plan=plan,
@@ -132,6 +141,7 @@ def _walk(plan: UpdatePlan, backend: Backend, work: Work) -> list[Event]:
     lanes = {lane: deque(ops) for lane, ops in plan.lanes().items() if ops}
     events: dict[int, Event] = {}
     failure: BaseException | None = None
+    work = _until_one_fails(work)
     try:
         while lanes:
             if not _issue(plan, lanes, events, backend, work):
@@ -147,6 +157,31 @@ def _walk(plan: UpdatePlan, backend: Backend, work: Work) -> list[Event]:
     return [events[op.index] for op in plan.ops]
 
 
+def _until_one_fails(work: Work) -> Work:
+    """The same bodies, but once one has raised, all later ones raise that and do nothing.
+
+    Waits alone do not keep a dependent from running: a plan leaves out those that the order
+    of the lanes implies, and a device knows nothing of a failed host op.
+    """
+    failures: list[BaseException] = []
+
+    def guarded(op: Op) -> Callable[[], None]:
+        body = work(op)
+
+        def run() -> None:
+            if failures:
+                raise failures[0]
+            try:
+                body()
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        return run
+
+    return guarded
+
+
 def _issue(
     plan: UpdatePlan,
     lanes: dict[Lane, deque[Op]],
@@ -160,10 +195,11 @@ def _issue(
         stream = backend.streams[lane]
         while ops and _may_issue(plan, ops[0], events):
             op = ops.popleft()
+            body = work(op)  # may raise: before the lane is told to wait for its sake
             for waited in op.waits:
                 stream.wait(events[waited])
             events[op.index] = stream.run(
-                op, plan.link_bytes(op), plan.sizes[op.subgroup].numel, work(op)
+                op, plan.link_bytes(op), plan.sizes[op.subgroup].numel, body
             )
             issued = True
         if not ops:
