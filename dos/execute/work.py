@@ -111,7 +111,11 @@ class StepWork:
     ) -> None:
         self._subgroups, self._staging, self._inputs = subgroups, staging, inputs
         self._on_device, self._pool = device, pool
-        self._bodies: dict[OpKind, Callable[[Op], None]] = {
+
+    def __call__(self, op: Op) -> Callable[[], None]:
+        """The body of `op`."""
+        # Made here: kept on self, it would be a cycle that holds the step's gradients.
+        bodies: dict[OpKind, Callable[[Op], None]] = {
             OpKind.GRAD_TO_HOST: self._grad_to_host,
             OpKind.FETCH: self._fetch,
             OpKind.UPDATE_DEVICE: self._update_device,
@@ -119,10 +123,7 @@ class StepWork:
             OpKind.UPDATE_HOST: self._update_host,
             OpKind.PUBLISH: self._publish,
         }
-
-    def __call__(self, op: Op) -> Callable[[], None]:
-        """The body of `op`."""
-        return partial(self._bodies[op.kind], op)
+        return partial(bodies[op.kind], op)
 
     def _present(self, op: Op) -> Iterator[tuple[Piece, torch.Tensor, torch.Tensor, AdamScalars]]:
         """The pieces that this step updates, each with its weight, gradient and scalars."""

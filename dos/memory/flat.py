@@ -7,6 +7,8 @@ import torch
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their memory range without holes or overlaps, in any order."""
+    if tensor.numel() == 0:
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
