@@ -10,7 +10,7 @@ SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
 
-demo: ## train, checkpoint and compare in a few minutes; the last line is one JSON object
+demo: ## train and compare in a few minutes; the last line is one JSON object
 	@$(SETUP) demo
 	@$(RUN) -m experiments.demo $(ARGS)
 

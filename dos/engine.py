@@ -54,7 +54,8 @@ class UpdateEngine:
         self._torn = False
         numels = [parameter.numel() for parameter in parameters]
         self._subgroups = partition(numels, groups, config.subgroup_size)
-        with ExitStack() as cleanup:
+        # Memory made under inference_mode could not be updated outside of it.
+        with torch.inference_mode(False), ExitStack() as cleanup:
             self._backend: Backend = choose_backend(config.device, parameters)
             cleanup.callback(self._backend.close)
             self._interpreter = Interpreter(self._backend)

@@ -1,7 +1,7 @@
 """Errors for users: each says what happened, where, and how to fix it.
 
 All of them are `ValueError`s, so that ``except ValueError`` around a configuration
-keeps working. Whatever raises one leaves the state as it was before the call.
+keeps working. A call that refuses its input so leaves everything as it was before.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ class DOSOptimizer(torch.optim.Optimizer):
     weight_decay are read at every step) and adopts its state. Training gives the same bits
     with every option below.
 
-    A gradient with NaN or inf is applied, as torch's optimizers do.
+    A gradient with NaN or inf is applied, as torch's optimizers do. Weights changed between
+    steps (in place, or by loading a state dict) are taken up; what is written through `.data`
+    cannot be noticed. The wrapped optimizer must not be stepped itself any more.
 
     Args:
         optimizer: the optimizer to wrap; its foreach and fused flags have no effect.
@@ -56,6 +58,9 @@ class DOSOptimizer(torch.optim.Optimizer):
         super().__init__(wrapped.param_groups, wrapped.defaults)
         self.param_groups = wrapped.param_groups
         self._wrapped = wrapped
+        # One set of hooks too: those registered before wrapping keep being called.
+        self._optimizer_step_pre_hooks = wrapped._optimizer_step_pre_hooks
+        self._optimizer_step_post_hooks = wrapped._optimizer_step_post_hooks
         wrapped.state.clear()
         self.state = StateView(self._engine.state, self._index_of)  # type: ignore[assignment]
         self._last_step: StepRecord | None = None
@@ -78,9 +83,7 @@ class DOSOptimizer(torch.optim.Optimizer):
                 parameter or gradient cannot be used. Nothing has been changed then.
             PoolError: called in a forked child.
         """
-        if self._engine.closed:
-            raise ConfigError("the optimizer was closed", where="step", fix="make a new one")
-        self._engine.check_process()
+        self._check_usable()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -121,12 +124,18 @@ class DOSOptimizer(torch.optim.Optimizer):
         """
         _refuse("load_state_dict", fix="load into the torch optimizer, then wrap that")
 
+    def _check_usable(self) -> None:
+        if self._engine.closed:
+            raise ConfigError("the optimizer was closed", where="step", fix="make a new one")
+        self._engine.check_process()
+
     def _step(self) -> None:
         assert self._wrapped is not None
+        self._check_usable()  # again: a closure may close the optimizer
         groups = self.param_groups
         hyper = [read_group(self._wrapped, index, group) for index, group in enumerate(groups)]
         for parameter in self._trained:
-            parameter.check(groups[parameter.group])
+            parameter.check(groups)
         check_frozen(self._wrapped, self._index_of)
         tensors = [parameter.tensor for parameter in self._trained]
         grads = read_gradients(tensors, [parameter.name for parameter in self._trained])
@@ -144,6 +153,7 @@ class DOSOptimizer(torch.optim.Optimizer):
             counts[index] += 1
             # A weight changed between forward and backward is then an error, as in torch.
             increment_version(tensors[index])
+        self._engine.state.remember_weights()
         # A scheduler on the wrapped optimizer looks here whether a step came before it.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
 

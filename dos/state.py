@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from dos.errors import PoolError
+from dos.errors import ConfigError, PoolError
 from dos.execute.backend import Device
 from dos.execute.work import Piece, Staging, SubgroupMemory
 from dos.memory import Lease, Pool, Requirement, padded_bytes
@@ -116,6 +117,7 @@ class OptimizerState:
         ]
         self.staging = _staging(plan, pool, device)
         self._masters_filled = False
+        self._seen: list[tuple[int, int]] = []
 
     def _home(
         self,
@@ -146,11 +148,13 @@ class OptimizerState:
         return SubgroupMemory(pieces, state[0], state[1], state[2], grad)
 
     def fill_masters(self) -> None:
-        """Take the fp32 masters from the weights as they are now; once, before the first step.
+        """Take the fp32 masters from the weights, before a step.
 
-        Not earlier: weights are often loaded after the optimizer was made.
+        At the first one, since weights are often loaded after the optimizer was made; later
+        only where somebody else changed a weight, which shows in its version or address.
         """
         if self._masters_filled:
+            self._take_changes()
             return
         for memory in self.subgroups:
             for piece in memory.pieces:
@@ -160,10 +164,43 @@ class OptimizerState:
                     memory.master[start : start + piece.numel].copy_(weight)
         self._masters_filled = True
 
+    def remember_weights(self) -> None:
+        """Note how a step left the weights, to tell later changes by others."""
+        self._seen = [_identity(parameter) for parameter in self._parameters]
+
+    def _take_changes(self) -> None:
+        """Take into the masters the elements that somebody else changed in the weights."""
+        for parameter, seen, where in zip(self._parameters, self._seen, self._where, strict=True):
+            if seen == _identity(parameter):
+                continue
+            for subgroup, piece in where:
+                if piece.master_offset is not None:
+                    start = piece.master_offset
+                    master = self.subgroups[subgroup].master[start : start + piece.numel]
+                    weight = flat(parameter)[piece.start : piece.stop].to(master.device)
+                    # By bits: a master keeps what it knows beyond a weight that is its rounding.
+                    same = _words(master.to(weight.dtype)) == _words(weight)
+                    master.copy_(torch.where(same, master, weight.float()))
+
     def adopt(self, index: int, state: Mapping[str, Any]) -> None:
-        """Take over what a torch optimizer keeps for parameter `index`."""
+        """Take over what a torch optimizer keeps for parameter `index`.
+
+        Raises:
+            ConfigError: it does not fit the parameter; nothing has been taken over then.
+        """
         parameter = self._parameters[index]
-        self.steps[index] = int(state["step"])
+        step = float(state.get("step", math.nan))
+        fits = step >= 0 and step.is_integer()
+        for name in ("exp_avg", "exp_avg_sq"):
+            fits = fits and name in state and state[name].shape == parameter.shape
+        if not fits:
+            raise ConfigError(
+                "its state does not fit it: a step count and exp_avg and exp_avg_sq of its shape "
+                "are needed",
+                where=f"state of parameter {index}",
+                fix="load a matching state before wrapping, or clear the optimizer's state",
+            )
+        self.steps[index] = int(step)
         averages = [flat_like(state[name], parameter) for name in ("exp_avg", "exp_avg_sq")]
         for subgroup, piece in self._where[index]:
             memory = self.subgroups[subgroup]
@@ -174,8 +211,8 @@ class OptimizerState:
     def of_parameter(self, index: int) -> dict[str, torch.Tensor]:
         """step, exp_avg, exp_avg_sq of a parameter, and the fp32 master of a 16-bit one.
 
-        Views where the parameter lies in one piece, each with a storage of exactly its bytes;
-        else assembled.
+        Each with a storage of exactly its bytes: views where the parameter lies in one piece
+        on the host, else copies.
         """
         state = {"step": torch.tensor(float(self.steps[index]))}
         names = ["exp_avg", "exp_avg_sq"]
@@ -184,7 +221,9 @@ class OptimizerState:
         for name in names:
             parts = [self._part(subgroup, piece, name) for subgroup, piece in self._where[index]]
             whole = (
-                torch.cat([torch.empty(0), *(p.cpu() for p in parts)])
+                torch.cat(
+                    [torch.empty(0, dtype=torch.float32, device="cpu"), *(p.cpu() for p in parts)]
+                )
                 if len(parts) != 1
                 else parts[0]
             )
@@ -202,9 +241,19 @@ class OptimizerState:
         assert start is not None
         if leases is None:
             resident: torch.Tensor = getattr(self.subgroups[subgroup], name)
-            return resident[start : start + piece.numel]
+            return resident[start : start + piece.numel].clone()
         lease = leases[("master", "exp_avg", "exp_avg_sq").index(name)]
         return lease.tensor(torch.float32, piece.numel, offset_bytes=4 * start)
+
+
+def _identity(parameter: torch.Tensor) -> tuple[int, int]:
+    """What an in-place change or an exchange of the memory changes, but for writes by `.data`."""
+    return parameter._version, parameter.data_ptr()
+
+
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The raw bits, as integers."""
+    return tensor.view(torch.int32 if tensor.dtype is torch.float32 else torch.int16)
 
 
 def _staging(plan: UpdatePlan, pool: Pool, device: Device | None) -> Staging:

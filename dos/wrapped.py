@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ class TrainedParameter:
     shape: torch.Size
     strides: tuple[int, ...]
 
-    def check(self, group: Mapping[str, Any]) -> None:
+    def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Refuse a parameter that was replaced in its group, re-typed, reshaped or moved."""
-        members, now = group["params"], self.tensor
+        members = groups[self.group]["params"] if self.group < len(groups) else []
+        now = self.tensor
         if len(members) <= self.position or members[self.position] is not now:
             raise ConfigError(
                 "it was replaced in its param group",
@@ -119,14 +121,16 @@ def read_group(
     for flag in _REFUSED_FLAGS:
         if group.get(flag):
             raise ConfigError(f"{flag}=True is not supported", where=where, fix=f"leave {flag} off")
-    beta1, beta2 = (float(beta) for beta in group["betas"])
-    values = {
-        "lr": float(group["lr"]),
-        "beta1": beta1,
-        "beta2": beta2,
-        "eps": float(group["eps"]),
-        "weight_decay": float(group["weight_decay"]),
-    }
+    try:
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        values = {"lr": float(group["lr"]), "beta1": beta1, "beta2": beta2}
+        values |= {name: float(group[name]) for name in ("eps", "weight_decay")}
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"a hyperparameter cannot be read: {error!r}",
+            where=where,
+            fix="set lr, eps and weight_decay to numbers and betas to two numbers",
+        ) from None
     for name, value in values.items():
         below = 1.0 if name.startswith("beta") else math.inf
         if not 0.0 <= value < below:
@@ -146,7 +150,8 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[TrainedParamete
 
     Raises:
         ConfigError: nothing to train, or a parameter that cannot be updated in place (dtype,
-            layout, tensor subclass, holes in memory), or one that is listed twice.
+            layout, tensor subclass, holes in memory), one that is listed twice, or two that
+            share memory.
     """
     found: dict[int, TrainedParameter] = {}
     for index, group in enumerate(optimizer.param_groups):
@@ -155,10 +160,10 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[TrainedParamete
             name = f"param group {index}, parameter {position}"
             if names:
                 name += f" {names[position]!r}"
-            _check_parameter(tensor, name)
             if id(tensor) in found:
                 raise ConfigError("it is listed twice", where=name, fix="list every parameter once")
             if tensor.requires_grad:
+                _check_parameter(tensor, name)
                 found[id(tensor)] = TrainedParameter(
                     tensor=tensor,
                     group=index,
@@ -175,6 +180,7 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[TrainedParamete
             where="optimizer",
             fix="unfreeze something before making the optimizer",
         )
+    _check_apart(found.values())
     return list(found.values())
 
 
@@ -191,6 +197,22 @@ def check_frozen(optimizer: torch.optim.Optimizer, trained: Mapping[torch.Tensor
                 )
 
 
+def _check_apart(parameters: Iterable[TrainedParameter]) -> None:
+    """Refuse two parameters that share memory: the order of their updates would matter."""
+    spans = sorted(
+        (str(p.device), p.tensor.data_ptr(), p.tensor.data_ptr() + p.tensor.nbytes, p.name)
+        for p in parameters
+        if p.tensor.numel()
+    )
+    for (device, _, end, first), (its_device, start, _, second) in pairwise(spans):
+        if device == its_device and start < end:
+            raise ConfigError(
+                f"it shares memory with {first}",
+                where=second,
+                fix="tie weights by using one Parameter twice, or clone one of them",
+            )
+
+
 def _check_parameter(tensor: torch.Tensor, name: str) -> None:
     refusals = (
         (tensor.is_complex(), "complex", "train its real view (torch.view_as_real)"),
@@ -199,6 +221,13 @@ def _check_parameter(tensor: torch.Tensor, name: str) -> None:
             type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
             f"a {type(tensor).__name__}",
             "tensor subclasses are not supported yet: use plain parameters",
+        ),
+        (tensor.is_meta, "on the meta device, without data", "materialize the model first"),
+        (tensor.is_neg(), "a negated view", "use tensor.resolve_neg()"),
+        (
+            tensor.is_inference(),
+            "an inference tensor",
+            "make it outside torch.inference_mode(), or clone it",
         ),
         (tensor.dtype not in _DTYPES, f"{tensor.dtype}", "use float32, bfloat16 or float16"),
     )

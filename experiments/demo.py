@@ -119,7 +119,7 @@ def digest_of(model: torch.nn.Module, optimizer: dos.DOSOptimizer) -> str:
 def choose_device() -> object:
     """The GPU when there is one, else a virtual device paced like an H100 node."""
     if torch.accelerator.is_available():
-        return str(torch.accelerator.current_accelerator(check_available=True))
+        return str(torch.accelerator.current_accelerator())
     scale = time_scale_for(H100_NODE, SUBGROUP_SIZE)
     return dos.VirtualDevice(pace=H100_NODE, time_scale=scale)
 

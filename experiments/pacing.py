@@ -56,9 +56,11 @@ class MeasuredSteps:
 
     counted: list[StepRecord] = field(default_factory=list)
     left_out: int = 0
+    latest: StepRecord | None = None
 
     def add(self, step: StepRecord) -> None:
         """Take in one step."""
+        self.latest = step
         if step.overran:
             self.left_out += 1
         else:
@@ -71,17 +73,23 @@ class MeasuredSteps:
 
     @property
     def step_s(self) -> float:
-        """Median step time in seconds; NaN if no step counts."""
-        return statistics.median(s.wall_s for s in self.counted) if self.counted else float("nan")
+        """Median step time in seconds; of a run none of whose steps counts, its latest."""
+        return statistics.median(step.wall_s for step in self._shown)
 
     def median_step(self) -> StepRecord:
         """The step whose time is nearest to the median."""
-        return min(self.counted, key=lambda step: abs(step.wall_s - self.step_s))
+        return min(self._shown, key=lambda step: abs(step.wall_s - self.step_s))
+
+    @property
+    def _shown(self) -> list[StepRecord]:
+        """What figures are made of. A run without any step that counts is void in any case."""
+        assert self.latest is not None, "no step was added"
+        return self.counted or [self.latest]
 
     def busy_share(self) -> dict[str, float]:
         """Per lane, the median share of the step's time in which it worked."""
         shares: dict[str, list[float]] = {}
-        for step in self.counted:
+        for step in self._shown:
             for lane, busy_s in step.busy_s.items():
                 shares.setdefault(lane, []).append(busy_s / step.wall_s)
         return {lane: round(statistics.median(values), 3) for lane, values in shares.items()}

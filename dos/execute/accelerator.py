@@ -102,6 +102,9 @@ class AcceleratorBackend:
         for lane in self._device_streams.values():
             lane.stream.wait_event(base)
         base.synchronize()
+        # The last step's PUBLISHes still read the staging buffers; the stream that waits for
+        # them may have been another than the current one.
+        self._drain()
         clock = DeviceClock(base, time.perf_counter())
         for lane in self._device_streams.values():
             lane.clock = clock
@@ -134,5 +137,10 @@ class AcceleratorBackend:
         """Reuse is ordered by the plan; nothing to do."""
 
     def close(self) -> None:
-        """Stop the host lane's thread; idempotent."""
+        """Finish what is under way and stop the host lane's thread; idempotent."""
+        self._drain()
         self._host.close()
+
+    def _drain(self) -> None:
+        for lane in self._device_streams.values():
+            lane.stream.synchronize()

@@ -60,7 +60,7 @@ class VirtualBackend:
 
     def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory of its own, apart from the pool; poisoned where asked."""
-        memory = torch.empty(numel, dtype=dtype)
+        memory = torch.empty(numel, dtype=dtype, device="cpu")
         self.release([memory])
         return memory
 

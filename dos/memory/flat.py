@@ -27,9 +27,9 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 def flat_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """`tensor`'s elements, 1-D, in the memory order of `like`, a dense tensor of its shape.
 
-    A view where the orders agree, else a copy.
+    A view where the orders agree, else a copy; a negated view is resolved.
     """
-    if tensor.stride() != like.stride():
+    if tensor.is_neg() or tensor.stride() != like.stride():
         ordered = torch.empty_strided(
             like.size(), like.stride(), dtype=tensor.dtype, device=tensor.device
         )
