@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from dos.errors import PoolError
 from dos.memory import Pool
+from tests.cpu.forked import in_child
 
 MIB = 1 << 20
 POOL_BYTES = 256 * MIB
@@ -31,25 +31,6 @@ def resident_bytes() -> int:
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
     return int(line.split()[1]) * 1024
-
-
-def in_child(report: Callable[[], str]) -> str:
-    """What ``report`` says in a forked child."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)  # a child that hangs ends without a report
-        try:
-            os.write(writer, report().encode())
-        except BaseException as error:
-            os.write(writer, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read().decode()
-    os.waitpid(child, 0)
-    return text
 
 
 def mapping_rights(address: int) -> str:

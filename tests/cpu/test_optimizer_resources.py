@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import signal
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import dos
+from tests.cpu.forked import in_child
 
 MIB = 1 << 20
 NUMEL = 4 * MIB
@@ -191,25 +191,6 @@ def test_close_unmaps_the_pool_at_once(device: str) -> None:
 
 
 # ---------------------------------------------------------------- forked children
-
-
-def in_child(report: Callable[[], object]) -> str:
-    """What `report` says, or raises, in a forked child."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)  # a child that hangs ends without a report
-        try:
-            os.write(writer, str(report()).encode())
-        except BaseException as error:
-            os.write(writer, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read().decode()
-    os.waitpid(child, 0)
-    return text
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
