@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Literal, cast
 
 import torch
+from torch.autograd.graph import increment_version
 
 from dos.config import DOSConfig, VirtualDevice
 from dos.errors import ConfigError
@@ -103,7 +104,9 @@ class UpdateEngine:
     def step(
         self, grads: Sequence[torch.Tensor | None], scalars: Sequence[AdamScalars | None]
     ) -> StepRecord:
-        """Update every parameter that has a gradient; all state is home on return.
+        """Update every parameter that has a gradient, and count its step.
+
+        All state is home on return.
 
         Args:
             grads: per parameter, its gradient in its own memory order, 1-D, or None.
@@ -137,6 +140,12 @@ class UpdateEngine:
         self._torn = True
         record = self._interpreter.run(plan, work)
         self._torn = False
+        for index, grad in enumerate(grads):
+            if grad is not None:
+                self.state.steps[index] += 1
+                # A weight changed between forward and backward is then an error, as in torch.
+                increment_version(self._parameters[index])
+        self.state.remember_weights()
         return record
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch.autograd.graph import increment_version
 
 from dos.config import DOSConfig
 from dos.engine import UpdateEngine
@@ -148,12 +147,6 @@ class DOSOptimizer(torch.optim.Optimizer):
                 made[key] = hyper[parameter.group].scalars(count + 1)
             scalars.append(None if grad is None else made[key])
         self._last_step = self._engine.step(grads, scalars)
-        updated = [index for index, grad in enumerate(grads) if grad is not None]
-        for index in updated:
-            counts[index] += 1
-            # A weight changed between forward and backward is then an error, as in torch.
-            increment_version(tensors[index])
-        self._engine.state.remember_weights()
         # A scheduler on the wrapped optimizer looks here whether a step came before it.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
 

@@ -17,11 +17,6 @@ from dos.memory.sizes import LINE_BYTES, bytes_text
 from dos.plan import Placement, Subgroup, SubgroupSize, UpdatePlan
 
 
-def is_own_master(parameter: torch.Tensor, *, host_parameters: bool) -> bool:
-    """Whether the parameter itself is its fp32 master: fp32, and in host memory."""
-    return host_parameters and parameter.dtype is torch.float32
-
-
 def pieces_of(
     subgroup: Subgroup, parameters: Sequence[torch.Tensor], *, host_parameters: bool
 ) -> tuple[Piece, ...]:
@@ -29,7 +24,8 @@ def pieces_of(
     pieces, master, wire_bytes = [], 0, 0
     for segment, offset in zip(subgroup.segments, subgroup.offsets, strict=True):
         parameter = parameters[segment.parameter]
-        own = is_own_master(parameter, host_parameters=host_parameters)
+        # An fp32 weight in host memory is its own master where it lies.
+        own = host_parameters and parameter.dtype is torch.float32
         piece = Piece(
             parameter=segment.parameter,
             start=segment.start,
@@ -116,8 +112,7 @@ class OptimizerState:
             self._home(index, its, plan, pool, device) for index, its in enumerate(pieces)
         ]
         self.staging = _staging(plan, pool, device)
-        self._masters_filled = False
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[int, int]] | None = None  # until the first step is over
 
     def _home(
         self,
@@ -153,34 +148,27 @@ class OptimizerState:
         At the first one, since weights are often loaded after the optimizer was made; later
         only where somebody else changed a weight, which shows in its version or address.
         """
-        if self._masters_filled:
-            self._take_changes()
-            return
-        for memory in self.subgroups:
-            for piece in memory.pieces:
-                if piece.master_offset is not None:
-                    weight = flat(self._parameters[piece.parameter])[piece.start : piece.stop]
-                    start = piece.master_offset
-                    memory.master[start : start + piece.numel].copy_(weight)
-        self._masters_filled = True
+        for index, parameter in enumerate(self._parameters):
+            if self._seen is None:
+                for master, weight in self._masters_of(index):
+                    master.copy_(weight)
+            elif self._seen[index] != _identity(parameter):
+                for master, weight in self._masters_of(index):
+                    # By bits: a master keeps what it knows beyond a weight that is its rounding.
+                    same = _words(master.to(weight.dtype)) == _words(weight.to(master.device))
+                    master.copy_(torch.where(same, master, weight.to(master)))
 
     def remember_weights(self) -> None:
         """Note how a step left the weights, to tell later changes by others."""
         self._seen = [_identity(parameter) for parameter in self._parameters]
 
-    def _take_changes(self) -> None:
-        """Take into the masters the elements that somebody else changed in the weights."""
-        for parameter, seen, where in zip(self._parameters, self._seen, self._where, strict=True):
-            if seen == _identity(parameter):
-                continue
-            for subgroup, piece in where:
-                if piece.master_offset is not None:
-                    start = piece.master_offset
-                    master = self.subgroups[subgroup].master[start : start + piece.numel]
-                    weight = flat(parameter)[piece.start : piece.stop].to(master.device)
-                    # By bits: a master keeps what it knows beyond a weight that is its rounding.
-                    same = _words(master.to(weight.dtype)) == _words(weight)
-                    master.copy_(torch.where(same, master, weight.float()))
+    def _masters_of(self, index: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The masters of a parameter, piece by piece, each with the weights that it is for."""
+        for subgroup, piece in self._where[index]:
+            if piece.master_offset is not None:
+                part = slice(piece.master_offset, piece.master_offset + piece.numel)
+                weight = flat(self._parameters[index])[piece.start : piece.stop]
+                yield self.subgroups[subgroup].master[part], weight
 
     def adopt(self, index: int, state: Mapping[str, Any]) -> None:
         """Take over what a torch optimizer keeps for parameter `index`.
@@ -220,13 +208,11 @@ class OptimizerState:
             names.append("master")
         for name in names:
             parts = [self._part(subgroup, piece, name) for subgroup, piece in self._where[index]]
-            whole = (
-                torch.cat(
-                    [torch.empty(0, dtype=torch.float32, device="cpu"), *(p.cpu() for p in parts)]
-                )
-                if len(parts) != 1
-                else parts[0]
-            )
+            if len(parts) == 1:
+                whole = parts[0]
+            else:  # an empty parameter has none
+                nothing = torch.empty(0, dtype=torch.float32, device="cpu")
+                whole = torch.cat([nothing, *(part.cpu() for part in parts)])
             state[name] = unflatten(whole, self._parameters[index])
         return state
 

@@ -56,7 +56,7 @@ class Run:
     label: str = ""
 
     @property
-    def last(self) -> StepRecord:
+    def shown(self) -> StepRecord:
         """The step whose timeline is shown: the median one of those that count."""
         return self.steps.median_step()
 
@@ -101,7 +101,7 @@ def train(name: str, stride: float | str, device: object, text: torch.Tensor, st
             tokens_per_s = done * SEQUENCES * LENGTH / run.train_s
             now = f"loss {loss.item():.3f}  {tokens_per_s:,.0f} tokens/s"
             progress.update(bar, completed=done, now=now)
-    run.label = run.last.label
+    run.label = run.shown.label
     run.digest = digest_of(model, optimizer)
     optimizer.close()
     return run
@@ -189,11 +189,11 @@ def main() -> int:
     picture, trace = options.out / "timeline.png", options.out / "trace.json"
     label = runs[0].label
     headings = {
-        f"{run.name} (stride {run.stride}): {run.steps.step_s * 1e3:.2f} ms": run.last.spans()
+        f"{run.name} (stride {run.stride}): {run.steps.step_s * 1e3:.2f} ms": run.shown.spans()
         for run in runs
     }
     plot_timeline(headings, picture, title=f"One optimizer step on {label}")
-    write_trace(runs[-1].last.spans(), trace, process=f"step, stride {runs[-1].stride}, {label}")
+    write_trace(runs[-1].shown.spans(), trace, process=f"step, stride {runs[-1].stride}, {label}")
 
     figures = figures_of(runs, entropy, device)
     Console(width=100).print(table_of(runs))

@@ -97,14 +97,14 @@ class AcceleratorBackend:
         Blocks until that point has passed, which nothing of the step could overtake anyway:
         so the device's clock is tied to the host's.
         """
+        # The last step's PUBLISHes still read the staging buffers; the stream that waits for
+        # them may have been another than the current one.
+        self._drain()
         base = torch.Event(device=self._device, enable_timing=True)
         base.record(torch.accelerator.current_stream(self._device))
         for lane in self._device_streams.values():
             lane.stream.wait_event(base)
         base.synchronize()
-        # The last step's PUBLISHes still read the staging buffers; the stream that waits for
-        # them may have been another than the current one.
-        self._drain()
         clock = DeviceClock(base, time.perf_counter())
         for lane in self._device_streams.values():
             lane.clock = clock
