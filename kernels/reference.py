@@ -1,4 +1,4 @@
-"""The oracle: the arithmetic of one Adam update in plain numpy, one rounding per operation.
+"""The oracle: one Adam update, and what a gradient is known by, in plain numpy.
 
 Slow and obvious on purpose. Every other kernel must give these bits.
 """
@@ -10,7 +10,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dos.kernels.scalars import AdamScalars, DType
+from dos.kernels.scalars import (
+    BLOCK_ELEMENTS,
+    FINGERPRINT_STEP,
+    LANES,
+    ROW_ELEMENTS,
+    AdamScalars,
+    DType,
+)
 
 Array: TypeAlias = npt.NDArray[Any]
 Float32s: TypeAlias = npt.NDArray[np.float32]
@@ -85,3 +92,63 @@ def round_to(values: Float32s, dtype: DType) -> Array:
     # The carry could turn a NaN into an infinity or a zero: keep its top and make it quiet.
     words = np.where(np.isnan(values), (bits >> 16) | 0x40, rounded)
     return words.astype(np.uint16)
+
+
+def block_squares(values: Float32s) -> npt.NDArray[np.float64]:
+    """Sums of squares of every `BLOCK_ELEMENTS` elements, in float64, the last block padded with 0.
+
+    The order is part of the contract. A block is cut into rows of `ROW_ELEMENTS`, a row into
+    steps of `LANES`. Lane j of a row adds the squares of its elements step after step; then
+    the upper half of the lanes is added to the lower half until one is left; and so are the
+    upper half of a block's rows to the lower. Squares of fp32 values are exact in float64, so
+    only additions round, and padding changes nothing. NaN and infinity pass through.
+    """
+    n_blocks = -(-values.size // BLOCK_ELEMENTS)
+    padded = np.zeros(n_blocks * BLOCK_ELEMENTS, np.float64)
+    padded[: values.size] = values
+    with np.errstate(all="ignore"):
+        squares = (padded * padded).reshape(n_blocks, -1, ROW_ELEMENTS // LANES, LANES)
+        lanes = squares[:, :, 0]
+        for step in range(1, squares.shape[2]):
+            lanes = lanes + squares[:, :, step]
+        return _folded(_folded(lanes))
+
+
+def _folded(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The last axis, a power of two long, added up by halves."""
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]
+
+
+def sum_in_order(sums: npt.NDArray[np.float64]) -> float:
+    """Blocks of a parameter, parameters, or ranks: added one after the other, from the first."""
+    with np.errstate(all="ignore"):
+        return float(np.add.accumulate(sums)[-1]) if sums.size else 0.0
+
+
+def max_abs(values: Float32s) -> float:
+    """The largest magnitude; NaN if there is one, 0 without elements."""
+    return float(np.max(np.abs(values), initial=0.0))
+
+
+def fingerprint(words: Array, first: int = 0) -> int:
+    """64 bits that tell whether a gradient is still the same, from its raw words.
+
+    Each word is mixed with a key made of its index; the results are added modulo 2^64, so that
+    any order gives the same, and the fingerprints of parts add up to that of the whole.
+
+    Args:
+        words: float32, or 16-bit words.
+        first: index of the first one, where ``words`` is part of something longer.
+    """
+    raw = words.view(np.uint32 if words.itemsize == 4 else np.uint16).astype(np.uint64)
+    index = np.arange(first + 1, first + 1 + raw.size, dtype=np.uint64)
+    key = index * np.uint64(FINGERPRINT_STEP)
+    low, high = key & np.uint64(0xFFFFFFFF), key >> np.uint64(32)
+    # 32 by 32 bits: the product is exact. Its upper half goes into the lower, or equal changes
+    # in many places would add up linearly.
+    mixed = (raw ^ low) * (high | np.uint64(1))
+    mixed ^= mixed >> np.uint64(32)
+    return int(np.sum(mixed, dtype=np.uint64))

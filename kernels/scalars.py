@@ -11,6 +11,15 @@ from enum import IntEnum
 
 from dos.errors import ConfigError
 
+BLOCK_ELEMENTS = 65_536
+"""Elements under one partial sum of squares, counted from the start of a parameter."""
+ROW_ELEMENTS = 1024
+"""A block's rows are summed apart from each other; see `reference.block_squares`."""
+LANES = 64
+"""Running sums of a row."""
+FINGERPRINT_STEP = 0x9E3779B97F4A7C15
+"""Between the keys of neighbouring words: 2^64 divided by the golden ratio, made odd."""
+
 
 class DType(IntEnum):
     """Number format of a gradient or a weight; the values are those of the C++ enum."""
