@@ -40,5 +40,6 @@ using KernelTable = RangeKernel (*)(DType g, DType w, bool decoupled);
 RangeKernel scalar_kernel(DType g, DType w, bool decoupled);
 RangeKernel avx2_kernel(DType g, DType w, bool decoupled);
 RangeKernel avx512_kernel(DType g, DType w, bool decoupled);
+RangeKernel neon_kernel(DType g, DType w, bool decoupled);
 
 }  // namespace dos

@@ -14,6 +14,8 @@ std::vector<Isa> detect() {
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx512) isas.push_back({"avx512", avx512_kernel});
   if (avx2) isas.push_back({"avx2", avx2_kernel});
+#elif defined(__aarch64__)
+  isas.push_back({"neon", neon_kernel});
 #endif
   isas.push_back({"scalar", scalar_kernel});
   return isas;

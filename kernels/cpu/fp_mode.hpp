@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
+#elif defined(__aarch64__)
+#include <cstdint>
 #else
 #include <cfenv>
 #endif
@@ -14,26 +16,40 @@ namespace dos {
 
 class FpMode {
  public:
-#if defined(__x86_64__)
-  FpMode() : before_(_mm_getcsr()) { _mm_setcsr(kAllMasked); }
-  ~FpMode() { _mm_setcsr(before_); }
-#else
-  FpMode() {
-    std::fegetenv(&before_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~FpMode() { std::fesetenv(&before_); }
-#endif
+  FpMode() : before_(read()) { make_exact(); }
+  ~FpMode() { write(before_); }
   FpMode(const FpMode&) = delete;
   FpMode& operator=(const FpMode&) = delete;
 
  private:
 #if defined(__x86_64__)
-  static constexpr unsigned kAllMasked = 0x1F80;
-  unsigned before_;
+  using Word = unsigned;
+  static Word read() { return _mm_getcsr(); }
+  static void write(Word mxcsr) { _mm_setcsr(mxcsr); }
+  static void make_exact() { write(0x1F80); }  // all exceptions masked, nothing else
+#elif defined(__aarch64__)
+  // By hand: fesetenv would clear the flags of past exceptions, too.
+  using Word = std::uint64_t;
+  static Word read() {
+    Word fpcr;
+    asm volatile("mrs %0, fpcr" : "=r"(fpcr) : : "memory");
+    return fpcr;
+  }
+  static void write(Word fpcr) { asm volatile("msr fpcr, %0" : : "r"(fpcr) : "memory"); }
+  // Each bit asks for something out of the ordinary: FZ, FZ16, AH, AHP, DN, traps.
+  static void make_exact() { write(0); }
 #else
-  std::fenv_t before_;
+  using Word = std::fenv_t;
+  static Word read() {
+    Word environment;
+    std::fegetenv(&environment);
+    return environment;
+  }
+  static void write(const Word& environment) { std::fesetenv(&environment); }
+  static void make_exact() { std::fesetenv(FE_DFL_ENV); }
 #endif
+
+  const Word before_;
 };
 
 }  // namespace dos
