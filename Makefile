@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint clean
+.PHONY: help demo test test-slow test-arm sanitize lint clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -14,12 +14,21 @@ demo: ## train and compare in a few minutes; the last line is one JSON object
 	@$(SETUP) demo
 	@$(RUN) -m experiments.demo $(ARGS)
 
-test: lint ## lint, then every test that is not slow
+test: lint ## lint, the native tests under sanitizers, every test that is not slow
+	@$(RUN) -m scripts.native_tests sanitize --if-possible
 	@$(RUN) -m pytest $(PYTEST_FLAGS)
 
 test-slow: ## the slow tests only
 	@$(SETUP) test
 	@$(RUN) -m pytest $(PYTEST_FLAGS) -m slow
+
+test-arm: ## the native tests as AArch64 runs them, under qemu
+	@$(SETUP) arm
+	@$(RUN) -m scripts.native_tests arm
+
+sanitize: ## the native tests under the address, undefined and thread sanitizers
+	@$(SETUP) test
+	@$(RUN) -m scripts.native_tests sanitize
 
 lint: ## style, types, the direction of the imports, tidiness
 	@$(SETUP) test

@@ -65,28 +65,29 @@ class BuildKernels(build_ext):
         return str(compiled)
 
 
-def kernel_sources() -> list[str]:
-    """C++ files for this machine, the slowest to compile first."""
-    x86_64 = platform.machine().lower() in {"x86_64", "amd64"}
+def kernel_sources(machine: str) -> list[str]:
+    """C++ files for a kind of machine, the slowest to compile first."""
+    x86_64 = machine.lower() in {"x86_64", "amd64"}
     parts = [s for s in sorted(glob("kernels/cpu/*.cpp")) if x86_64 or s not in ISA_FLAGS]
     return ["kernels/bindings.cpp", *parts]
 
 
-setup(
-    # Explicit: dos/kernels is a link to kernels, which must not become a package "kernels".
-    packages=["dos", "dos.kernels", "dos.plan", "dos.memory", "dos.execute", "perfmodel"],
-    package_data={"dos": ["py.typed"], "dos.kernels": ["*.pyi"]},
-    ext_modules=[
-        Extension(
-            "dos.kernels._native",
-            sources=kernel_sources(),
-            depends=glob("kernels/cpu/*.hpp"),
-            include_dirs=[pybind11.get_include()],
-            extra_compile_args=FLAGS,
-            extra_link_args=["-pthread"],
-            language="c++",
-            optional=True,
-        )
-    ],
-    cmdclass={"build_ext": BuildKernels},
-)
+if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
+    setup(
+        # Explicit: dos/kernels is a link to kernels, which must not become a package "kernels".
+        packages=["dos", "dos.kernels", "dos.plan", "dos.memory", "dos.execute", "perfmodel"],
+        package_data={"dos": ["py.typed"], "dos.kernels": ["*.pyi"]},
+        ext_modules=[
+            Extension(
+                "dos.kernels._native",
+                sources=kernel_sources(platform.machine()),
+                depends=glob("kernels/cpu/*.hpp"),
+                include_dirs=[pybind11.get_include()],
+                extra_compile_args=FLAGS,
+                extra_link_args=["-pthread"],
+                language="c++",
+                optional=True,
+            )
+        ],
+        cmdclass={"build_ext": BuildKernels},
+    )

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: scripts/setup.sh demo|test
+# Usage: scripts/setup.sh demo|test|arm
 #
 # Brings .venv to what the verb needs: system packages, Python packages, the built extension. What
 # is up to date already is left alone. Everything is said on stderr; stdout belongs to the verb.
@@ -7,13 +7,19 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-verb=${1:?usage: scripts/setup.sh demo|test}
+verb=${1:?usage: scripts/setup.sh demo|test|arm}
 python=${PYTHON:-python3}
 cxx=${CXX:-g++}
 py=.venv/bin/python
 log=.venv/setup.log
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
 export DS_BUILD_OPS=0 # DeepSpeed's own kernels are not wanted
+
+wanted=(python3-venv python3-dev g++ liburing-dev fio)
+if [ "$verb" = arm ]; then
+    verb=test # with these in addition
+    wanted+=(g++-aarch64-linux-gnu qemu-user-static)
+fi
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -51,6 +57,8 @@ present() { # is what the Debian package brings there, whoever installed it?
         g++) command -v "${cxx%% *}" ;; # CXX may be "ccache g++"
         liburing-dev) test -f /usr/include/liburing.h ;;
         fio) command -v fio ;;
+        g++-aarch64-linux-gnu) command -v aarch64-linux-gnu-g++ ;;
+        qemu-user-static) command -v qemu-aarch64-static || command -v qemu-aarch64 ;;
     esac >/dev/null 2>&1
 }
 
@@ -60,6 +68,7 @@ without() { # what happens without it
         python3-dev | g++) echo "no native kernels; numba's are used" ;;
         liburing-dev) echo "checkpoints are written by threads instead of io_uring" ;;
         fio) echo "the disk benchmarks are off" ;;
+        g++-aarch64-linux-gnu | qemu-user-static) echo "the NEON kernels cannot be tested" ;;
     esac
 }
 
@@ -78,7 +87,7 @@ may_apt() {
 
 missing_packages() {
     local package
-    for package in python3-venv python3-dev g++ liburing-dev fio; do
+    for package in "${wanted[@]}"; do
         present "$package" || echo "$package"
     done
 }
