@@ -8,11 +8,10 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dos.errors import ConfigError
 from dos.kernels import numba_adam, reference
 from dos.kernels.float_mode import exact_float_mode
+from dos.kernels.host_array import host_array
 from dos.kernels.scalars import AdamScalars, DType, Segment
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ else:
 
 # One C call per segment: a training step may bring hundreds of small ones.
 _fields = attrgetter("p", "m", "v", "g", "w", "numel", "g_dtype", "w_dtype", "scalars")
-_STORAGE = {DType.FP32: "<f4", DType.BF16: "<u2", DType.FP16: "<u2"}
 # Elements per call of a Python implementation: its temporaries then stay in the L2 cache.
 _BLOCK_ELEMENTS = 1 << 15
 
@@ -128,28 +126,10 @@ def _update_blocks(tasks: list[tuple[Any, ...]], impl: str) -> None:
 def _blocks(task: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     *addresses, numel, g_dtype, w_dtype, _ = task
     formats = (DType.FP32, DType.FP32, DType.FP32, g_dtype, w_dtype)
-    arrays = [_host_array(a, numel, d) for a, d in zip(addresses, formats, strict=True)]
+    arrays = [
+        host_array(address, numel, dtype) if dtype is not DType.NONE else None
+        for address, dtype in zip(addresses, formats, strict=True)
+    ]
     for start in range(0, numel, _BLOCK_ELEMENTS):
         block = slice(start, start + _BLOCK_ELEMENTS)
         yield tuple(None if a is None else a[block] for a in arrays)
-
-
-class _Memory:
-    """Foreign memory in numpy's array protocol.
-
-    ctypes would do too, but makes and keeps a new type for every length.
-    """
-
-    def __init__(self, address: int, numel: int, storage: str) -> None:
-        self.__array_interface__ = {
-            "data": (address, False),
-            "shape": (numel,),
-            "typestr": storage,
-            "version": 3,
-        }
-
-
-def _host_array(address: int, numel: int, dtype: DType) -> reference.Array | None:
-    if dtype is DType.NONE:
-        return None
-    return np.asarray(_Memory(address, numel, _STORAGE[dtype]))

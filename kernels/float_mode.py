@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 # Larger than fenv_t anywhere (32 bytes on x86-64, 8 on AArch64).
 _ENVIRONMENT_BYTES = 64
@@ -23,12 +25,11 @@ def exact_float_mode() -> Iterator[None]:
 
     Does nothing where the C library has no such calls.
     """
-    try:
-        libc = ctypes.CDLL(None)
-        save, load = libc.fegetenv, libc.fesetenv
-    except (AttributeError, OSError, TypeError):
+    calls = _calls()
+    if calls is None:
         yield
         return
+    save, load = calls
     before = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
     save(before)
     load(_DEFAULT_ENVIRONMENT)
@@ -36,3 +37,12 @@ def exact_float_mode() -> Iterator[None]:
         yield
     finally:
         load(before)
+
+
+@cache
+def _calls() -> tuple[Any, Any] | None:
+    try:
+        libc = ctypes.CDLL(None)
+        return libc.fegetenv, libc.fesetenv
+    except (AttributeError, OSError, TypeError):
+        return None

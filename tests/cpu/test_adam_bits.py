@@ -14,6 +14,7 @@ from dos.kernels import adam, torch_adam
 from dos.kernels.scalars import AdamScalars, DType
 from tests.cpu import adam_cases as cases
 from tests.cpu.adam_cases import Arrays
+from tests.cpu.float_modes import FLUSHING, MODES, ROUNDING, float_mode, mode_now
 
 Case = Callable[[], tuple[Arrays, AdamScalars]]
 NATIVE = [name for name in adam.available() if name not in {"numba", "reference"}]
@@ -35,10 +36,8 @@ def ordinary(**changes: float | bool) -> AdamScalars:
 @pytest.fixture
 def flushing() -> Iterator[None]:
     """This thread flushes subnormals to zero, as any library may have told it."""
-    if not torch.set_flush_denormal(True):
-        pytest.skip("this machine cannot flush subnormals")
-    yield
-    torch.set_flush_denormal(False)
+    with float_mode(FLUSHING):
+        yield
 
 
 @every_implementation
@@ -182,8 +181,28 @@ def test_workers_made_by_a_thread_that_flushes_give_the_same_bits(case: Case) ->
 
 
 @every_implementation_and_the_reference
-@pytest.mark.usefixtures("flushing")
-def test_the_threads_own_mode_is_back_afterwards(impl: str) -> None:
-    cases.updated(*subnormal_arrays(), impl)
-    smallest_normal = torch.tensor(2.0**-126)
-    assert (smallest_normal * 0.5).item() == 0.0
+@pytest.mark.parametrize("mode", ROUNDING)
+@pytest.mark.parametrize("pool_first", [True, False])
+def test_a_thread_that_rounds_otherwise_gets_the_same_bits(
+    impl: str, mode: str, pool_first: bool
+) -> None:
+    # Enough elements for several chunks; ordinary values, whose every operation rounds.
+    arrays = cases.random_arrays(1, 100_003, DType.FP16, DType.BF16)
+    scalars = ordinary()
+    result = arrays.copy()
+    pool = adam.make_pool(3) if pool_first else None
+    with float_mode(mode):
+        pool = pool or adam.make_pool(3)  # its workers start in the mode
+        adam.update([result.segment(scalars)], impl=impl, pool=pool)
+    assert result.canonical() == cases.expected(arrays, scalars)
+
+
+@every_implementation_and_the_reference
+@pytest.mark.parametrize("mode", MODES)
+def test_the_threads_own_mode_is_back_afterwards(impl: str, mode: str) -> None:
+    arrays, scalars = subnormal_arrays()
+    with float_mode(mode):
+        before = mode_now()
+        cases.updated(arrays, scalars, impl)
+        after = mode_now()
+    assert before == after
