@@ -104,10 +104,11 @@ def block_squares(values: Float32s) -> npt.NDArray[np.float64]:
     only additions round, and padding changes nothing. NaN and infinity pass through.
     """
     n_blocks = -(-values.size // BLOCK_ELEMENTS)
+    shape = (n_blocks, BLOCK_ELEMENTS // ROW_ELEMENTS, ROW_ELEMENTS // LANES, LANES)
     padded = np.zeros(n_blocks * BLOCK_ELEMENTS, np.float64)
-    padded[: values.size] = values
     with np.errstate(all="ignore"):
-        squares = (padded * padded).reshape(n_blocks, -1, ROW_ELEMENTS // LANES, LANES)
+        padded[: values.size] = values
+        squares = (padded * padded).reshape(shape)
         lanes = squares[:, :, 0]
         for step in range(1, squares.shape[2]):
             lanes = lanes + squares[:, :, step]

@@ -33,6 +33,10 @@ def test_the_largest_gradient_squared_is_finite() -> None:
     assert np.isfinite(reference.block_squares(values)).all()
 
 
+def test_no_elements_have_no_blocks() -> None:
+    assert reference.block_squares(np.zeros(0, np.float32)).size == 0
+
+
 def test_one_nan_makes_its_block_nan() -> None:
     values = normal(2 * BLOCK_ELEMENTS)
     values[-1] = np.nan
