@@ -37,6 +37,32 @@ def adam_update(tasks: Sequence[tuple[Any, ...]], isa: str, pool: ThreadPool | N
     negative number of elements; nothing has been changed then.
     """
 
+def examine(
+    g: int,
+    numel: int,
+    g_dtype: int,
+    out: int,
+    squares: int,
+    isa: str,
+    pool: ThreadPool | None = None,
+) -> tuple[float, int]:
+    """The largest magnitude and the fingerprint of the gradient at an address.
+
+    Writes the float64 sum of squares of each block to the address ``squares``, and the gradient
+    as fp32 to ``out`` unless that is 0. Raises ValueError for an unknown instruction set, an
+    unknown number format or a negative number of elements; nothing has been written then.
+    """
+
+def downscale(
+    source: int,
+    target: int,
+    numel: int,
+    w_dtype: int,
+    isa: str,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Round fp32 values to a 16-bit format. Raises as `examine` does."""
+
 def available_isas() -> list[str]:
     """Instruction sets that both this build and this machine have, best first."""
 

@@ -8,6 +8,7 @@
 
 #include "cpu/cpu_count.hpp"
 #include "cpu/dispatch.hpp"
+#include "cpu/examine.hpp"
 #include "cpu/fp_mode.hpp"
 #include "cpu/thread_pool.hpp"
 #include "cpu/update.hpp"
@@ -36,6 +37,11 @@ dos::DType read_dtype(py::handle source, dos::DType smallest) {
   return static_cast<dos::DType>(code);
 }
 
+std::size_t read_numel(py::ssize_t numel) {
+  if (numel < 0) throw py::value_error("negative number of elements");
+  return static_cast<std::size_t>(numel);
+}
+
 template <class T>
 T* read_address(py::handle source) {
   return reinterpret_cast<T*>(source.cast<std::uintptr_t>());
@@ -56,11 +62,10 @@ std::vector<dos::Segment> read_segments(const py::sequence& tasks) {
       previous = task[8];
       scalars = read_scalars(previous);
     }
-    const auto numel = task[5].cast<py::ssize_t>();
-    if (numel < 0) throw py::value_error("negative number of elements");
+    const std::size_t numel = read_numel(task[5].cast<py::ssize_t>());
     segments.push_back({read_address<float>(task[0]), read_address<float>(task[1]),
                         read_address<float>(task[2]), read_address<const void>(task[3]),
-                        read_address<void>(task[4]), static_cast<std::size_t>(numel),
+                        read_address<void>(task[4]), numel,
                         read_dtype(task[6], dos::DType::fp32),
                         read_dtype(task[7], dos::DType::none), scalars});
   }
@@ -72,6 +77,31 @@ void adam_update(const py::sequence& tasks, const std::string& isa, dos::ThreadP
   const std::vector<dos::Segment> segments = read_segments(tasks);
   const py::gil_scoped_release release;
   dos::update(segments, chosen, pool);
+}
+
+py::tuple examine_gradient(std::uintptr_t g, py::ssize_t numel, const py::handle& g_dtype,
+                           std::uintptr_t out, std::uintptr_t squares, const std::string& isa,
+                           dos::ThreadPool* pool) {
+  const dos::Isa& chosen = dos::find_isa(isa);
+  const dos::Gradient gradient{reinterpret_cast<const void*>(g), read_numel(numel),
+                               read_dtype(g_dtype, dos::DType::fp32)};
+  dos::GradientFigures figures;
+  {
+    const py::gil_scoped_release release;
+    figures = dos::examine(gradient, reinterpret_cast<float*>(out),
+                           reinterpret_cast<double*>(squares), chosen, pool);
+  }
+  return py::make_tuple(figures.max_abs, figures.fingerprint);
+}
+
+void downscale(std::uintptr_t source, std::uintptr_t target, py::ssize_t numel,
+               const py::handle& w_dtype, const std::string& isa, dos::ThreadPool* pool) {
+  const dos::Isa& chosen = dos::find_isa(isa);
+  const dos::DType format = read_dtype(w_dtype, dos::DType::bf16);
+  const std::size_t n = read_numel(numel);
+  const py::gil_scoped_release release;
+  dos::downscale(reinterpret_cast<const float*>(source), reinterpret_cast<void*>(target), n,
+                 format, chosen, pool);
 }
 
 std::vector<std::string> isa_names() {
@@ -100,6 +130,10 @@ PYBIND11_MODULE(_native, m) {
       .def("close", &dos::ThreadPool::close, py::call_guard<py::gil_scoped_release>());
   m.def("adam_update", &adam_update, py::arg("tasks"), py::arg("isa"),
         py::arg("pool") = py::none());
+  m.def("examine", &examine_gradient, py::arg("g"), py::arg("numel"), py::arg("g_dtype"),
+        py::arg("out"), py::arg("squares"), py::arg("isa"), py::arg("pool") = py::none());
+  m.def("downscale", &downscale, py::arg("source"), py::arg("target"), py::arg("numel"),
+        py::arg("w_dtype"), py::arg("isa"), py::arg("pool") = py::none());
   m.def("available_isas", &isa_names);
   m.def("default_thread_count", &dos::default_thread_count);
 }

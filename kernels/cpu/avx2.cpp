@@ -1,7 +1,7 @@
 // AVX2 and F16C kernels: eight elements at a time.
 #include <immintrin.h>
 
-#include "update_range.hpp"
+#include "gradient_range.hpp"
 
 namespace dos {
 namespace {
@@ -46,6 +46,44 @@ struct Avx2Lane {
   static void stream_fp16(std::uint16_t* x, F a) {
     stream_words(x, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+
+  using I = __m256i;
+  using U = __m256i;
+  using D = __m256d;
+
+  static D zero_doubles() { return _mm256_setzero_pd(); }
+  static D lower(F a) { return _mm256_cvtps_pd(_mm256_castps256_ps128(a)); }
+  static D upper(F a) { return _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)); }
+  static D add_square(D sum, D a) { return _mm256_add_pd(sum, _mm256_mul_pd(a, a)); }
+  static void store_doubles(double* x, D a) { _mm256_storeu_pd(x, a); }
+
+  static I zero_words() { return _mm256_setzero_si256(); }
+  static I words_of(F a) { return _mm256_castps_si256(a); }
+  static I load_widened(const std::uint16_t* x) { return _mm256_cvtepu16_epi32(load_words(x)); }
+  static I magnitude(F a) {
+    return _mm256_and_si256(words_of(a), _mm256_set1_epi32(0x7FFFFFFF));
+  }
+  static I max_words(I a, I b) { return _mm256_max_epu32(a, b); }
+  static void store_words(std::uint32_t* x, I a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), a);
+  }
+
+  static U all_words64(std::uint64_t x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
+  static U add_words64(U a, U b) { return _mm256_add_epi64(a, b); }
+  static U upper_halves(U a) { return _mm256_srli_epi64(a, 32); }
+  static U mixed(U words, U keys) {
+    const U odd = _mm256_or_si256(upper_halves(keys), _mm256_set1_epi64x(1));
+    const U product = _mm256_mul_epu32(_mm256_xor_si256(words, keys), odd);
+    return _mm256_xor_si256(product, upper_halves(product));
+  }
+  static U keys(std::uint64_t first, std::uint64_t step) {
+    alignas(32) std::uint64_t each[4];
+    for (std::uint64_t j = 0; j < 4; ++j) each[j] = first + j * step;
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(each));
+  }
+  static void store_words64(std::uint64_t* x, U a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(x), a);
+  }
 };
 
 }  // namespace
@@ -53,5 +91,9 @@ struct Avx2Lane {
 RangeKernel avx2_kernel(DType g, DType w, bool decoupled) {
   return kernel_for<Avx2Lane>(g, w, decoupled);
 }
+
+ExamineKernel avx2_examine(DType g) { return examine_for<Avx2Lane>(g); }
+
+DownscaleKernel avx2_downscale(DType w) { return downscale_for<Avx2Lane>(w); }
 
 }  // namespace dos

@@ -1,7 +1,7 @@
 // AVX-512 kernels: sixteen elements at a time.
 #include <immintrin.h>
 
-#include "update_range.hpp"
+#include "gradient_range.hpp"
 
 namespace dos {
 namespace {
@@ -45,6 +45,41 @@ struct Avx512Lane {
   static void stream_fp16(std::uint16_t* x, F a) {
     stream_words(x, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
+
+  using I = __m512i;
+  using U = __m512i;
+  using D = __m512d;
+
+  static D zero_doubles() { return _mm512_setzero_pd(); }
+  static D lower(F a) { return _mm512_cvtps_pd(_mm512_castps512_ps256(a)); }
+  static D upper(F a) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)); }
+  // The square of a widened fp32 value is exact, so this rounds once as the others do.
+  static D add_square(D sum, D a) { return _mm512_fmadd_pd(a, a, sum); }
+  static void store_doubles(double* x, D a) { _mm512_storeu_pd(x, a); }
+
+  static I zero_words() { return _mm512_setzero_si512(); }
+  static I words_of(F a) { return _mm512_castps_si512(a); }
+  static I load_widened(const std::uint16_t* x) { return _mm512_cvtepu16_epi32(load_words(x)); }
+  static I magnitude(F a) {
+    return _mm512_and_si512(words_of(a), _mm512_set1_epi32(0x7FFFFFFF));
+  }
+  static I max_words(I a, I b) { return _mm512_max_epu32(a, b); }
+  static void store_words(std::uint32_t* x, I a) { _mm512_storeu_si512(x, a); }
+
+  static U all_words64(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
+  static U add_words64(U a, U b) { return _mm512_add_epi64(a, b); }
+  static U upper_halves(U a) { return _mm512_srli_epi64(a, 32); }
+  static U mixed(U words, U keys) {
+    const U odd = _mm512_or_si512(upper_halves(keys), _mm512_set1_epi64(1));
+    const U product = _mm512_mul_epu32(_mm512_xor_si512(words, keys), odd);
+    return _mm512_xor_si512(product, upper_halves(product));
+  }
+  static U keys(std::uint64_t first, std::uint64_t step) {
+    alignas(64) std::uint64_t each[8];
+    for (std::uint64_t j = 0; j < 8; ++j) each[j] = first + j * step;
+    return _mm512_load_si512(each);
+  }
+  static void store_words64(std::uint64_t* x, U a) { _mm512_storeu_si512(x, a); }
 };
 
 }  // namespace
@@ -52,5 +87,9 @@ struct Avx512Lane {
 RangeKernel avx512_kernel(DType g, DType w, bool decoupled) {
   return kernel_for<Avx512Lane>(g, w, decoupled);
 }
+
+ExamineKernel avx512_examine(DType g) { return examine_for<Avx512Lane>(g); }
+
+DownscaleKernel avx512_downscale(DType w) { return downscale_for<Avx512Lane>(w); }
 
 }  // namespace dos

@@ -5,12 +5,15 @@
 #include <vector>
 
 #include "adam.hpp"
+#include "gradient.hpp"
 
 namespace dos {
 
 struct Isa {
   const char* name;
   KernelTable kernel;
+  ExamineKernel (*examine)(DType g);
+  DownscaleKernel (*downscale)(DType w);
 };
 
 // Best first; "scalar" is always the last.

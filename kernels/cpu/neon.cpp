@@ -3,7 +3,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 
-#include "update_range.hpp"
+#include "gradient_range.hpp"
 
 namespace dos {
 namespace {
@@ -43,6 +43,41 @@ struct NeonLane {
   static void stream_fp16(std::uint16_t* x, F a) {
     vst1_u16(x, vreinterpret_u16_f16(vcvt_f16_f32(a)));
   }
+
+  // One type for both: words are looked at by pairs, too.
+  using I = uint64x2_t;
+  using U = uint64x2_t;
+  using D = float64x2_t;
+
+  static D zero_doubles() { return vdupq_n_f64(0); }
+  static D lower(F a) { return vcvt_f64_f32(vget_low_f32(a)); }
+  static D upper(F a) { return vcvt_high_f64_f32(a); }
+  static D add_square(D sum, D a) { return vaddq_f64(sum, vmulq_f64(a, a)); }
+  static void store_doubles(double* x, D a) { vst1q_f64(x, a); }
+
+  static I zero_words() { return vdupq_n_u64(0); }
+  static I words_of(F a) { return vreinterpretq_u64_f32(a); }
+  static I load_widened(const std::uint16_t* x) {
+    return vreinterpretq_u64_u32(vmovl_u16(vld1_u16(x)));
+  }
+  static I magnitude(F a) { return words_of(vabsq_f32(a)); }
+  static I max_words(I a, I b) {
+    return vreinterpretq_u64_u32(vmaxq_u32(vreinterpretq_u32_u64(a), vreinterpretq_u32_u64(b)));
+  }
+  static void store_words(std::uint32_t* x, I a) { vst1q_u32(x, vreinterpretq_u32_u64(a)); }
+
+  static U all_words64(std::uint64_t x) { return vdupq_n_u64(x); }
+  static U add_words64(U a, U b) { return vaddq_u64(a, b); }
+  static U upper_halves(U a) { return vshrq_n_u64(a, 32); }
+  static U mixed(U words, U keys) {
+    const uint32x2_t odd = vorr_u32(vshrn_n_u64(keys, 32), vdup_n_u32(1));
+    const U product = vmull_u32(vmovn_u64(veorq_u64(words, keys)), odd);
+    return veorq_u64(product, upper_halves(product));
+  }
+  static U keys(std::uint64_t first, std::uint64_t step) {
+    return vcombine_u64(vcreate_u64(first), vcreate_u64(first + step));
+  }
+  static void store_words64(std::uint64_t* x, U a) { vst1q_u64(x, a); }
 };
 
 }  // namespace
@@ -50,6 +85,10 @@ struct NeonLane {
 RangeKernel neon_kernel(DType g, DType w, bool decoupled) {
   return kernel_for<NeonLane>(g, w, decoupled);
 }
+
+ExamineKernel neon_examine(DType g) { return examine_for<NeonLane>(g); }
+
+DownscaleKernel neon_downscale(DType w) { return downscale_for<NeonLane>(w); }
 
 }  // namespace dos
 #endif

@@ -114,14 +114,19 @@ inline void update_lanes(const Segment& s, std::size_t i) {
   stream_weight<L, W>(s.w, i, p);
 }
 
-// Elements to do singly until w, or p if there is no w, is on a cache line: streaming
-// stores need it, and the others are faster for it.
+// Elements to do singly until an array of them is on a cache line, which streaming stores need.
+template <DType W>
+inline std::size_t elements_to_line(const void* array) {
+  constexpr std::size_t itemsize = W == DType::bf16 || W == DType::fp16 ? 2 : 4;
+  return (-reinterpret_cast<std::uintptr_t>(array) & 63u) / itemsize;
+}
+
+// Until w is on a cache line, or p if there is no w: plain stores, too, are faster for it.
 template <DType W>
 inline std::size_t head_length(const Segment& s, std::size_t begin) {
   constexpr std::size_t itemsize = W == DType::bf16 || W == DType::fp16 ? 2 : 4;
   const void* base = W == DType::none ? s.p : s.w;
-  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(base) + begin * itemsize;
-  return (-address & 63u) / itemsize;
+  return elements_to_line<W>(static_cast<const char*>(base) + begin * itemsize);
 }
 
 template <class L, DType G, DType W, bool Decoupled>

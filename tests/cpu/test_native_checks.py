@@ -51,3 +51,22 @@ def test_nothing_is_changed_when_a_later_task_is_refused() -> None:
 def test_a_pool_with_a_negative_count_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one thread"):
         native.ThreadPool(-1)
+
+
+@pytest.mark.parametrize(
+    ("numel", "dtype", "isa"),
+    [(-1, 1, "scalar"), (8, 0, "scalar"), (8, 4, "scalar"), (8, 1, "mmx")],
+)
+def test_a_gradient_that_cannot_be_examined_is_refused(numel: int, dtype: int, isa: str) -> None:
+    values, squares = np.ones(8, np.float32), np.zeros(1)
+    with pytest.raises(ValueError, match=r"number format|negative|mmx"):
+        native.examine(values.ctypes.data, numel, dtype, 0, squares.ctypes.data, isa)
+    assert squares[0] == 0
+
+
+@pytest.mark.parametrize(("numel", "dtype"), [(-1, 2), (8, 1), (8, 4)])
+def test_a_rounding_that_cannot_be_right_is_refused(numel: int, dtype: int) -> None:
+    values, words = np.ones(8, np.float32), np.zeros(8, np.uint16)
+    with pytest.raises(ValueError, match=r"number format|negative"):
+        native.downscale(values.ctypes.data, words.ctypes.data, numel, dtype, "scalar")
+    assert not words.any()
