@@ -81,8 +81,7 @@ class UpdateEngine:
             )
             cleanup.callback(self._pool.close)
             self._threads = adam.make_pool(config.threads)
-            if self._threads is not None:
-                cleanup.callback(self._threads.close)
+            cleanup.callback(self._threads.close)
             self.state = OptimizerState(parameters, pieces, self.plan, self._pool, self._device)
             # Frees threads and memory with this object, also when nobody calls close().
             self._finalizer = weakref.finalize(self, cleanup.pop_all().close)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dos.errors import ConfigError
-from dos.kernels import numba_adam, reference
+from dos.kernels import reference
 from dos.kernels.float_mode import exact_float_mode
 from dos.kernels.host_array import host_array
 from dos.kernels.scalars import AdamScalars, DType, Segment
-
-if TYPE_CHECKING:
-    from dos.kernels._native import ThreadPool
+from dos.kernels.thread_pool import PythonPool, ThreadPool
 
 try:
     import dos.kernels._native as _native
@@ -26,8 +24,13 @@ else:
 
 # One C call per segment: a training step may bring hundreds of small ones.
 _fields = attrgetter("p", "m", "v", "g", "w", "numel", "g_dtype", "w_dtype", "scalars")
-# Elements per call of a Python implementation: its temporaries then stay in the L2 cache.
-_BLOCK_ELEMENTS = 1 << 15
+_Piece = tuple[tuple[Any, ...], int, int]  # of a segment: its fields, first element, end
+# Elements per task of the reference: its temporaries then stay in the L2 cache.
+_REFERENCE_ELEMENTS = 1 << 15
+# Of numba: fewer take less time than Python needs to hand them out, more leave the other
+# threads idle at the end for longer (about 1 ms of work).
+_SMALLEST_SHARE, _LARGEST_SHARE = 1 << 16, 1 << 20
+_SHARES_PER_THREAD = 8
 
 
 @cache
@@ -42,8 +45,8 @@ def available() -> list[str]:
     return list(_implementations())
 
 
-def make_pool(threads: int | None = None) -> ThreadPool | None:
-    """A thread pool for `update`; None when the compiled extension is missing.
+def make_pool(threads: int | None = None) -> ThreadPool:
+    """A thread pool for `update`; of Python threads when the compiled extension is missing.
 
     Args:
         threads: how many threads work, the caller of `update` included; None: as many as
@@ -58,7 +61,7 @@ def make_pool(threads: int | None = None) -> ThreadPool | None:
             where="threads",
             fix="give at least 1, or None for as many as this process may use",
         )
-    return _native.ThreadPool(threads or 0) if _HAS_NATIVE else None
+    return _native.ThreadPool(threads or 0) if _HAS_NATIVE else PythonPool(threads)
 
 
 def update(
@@ -71,8 +74,7 @@ def update(
     Args:
         segments: what to update; their arrays must not overlap.
         impl: a name out of `available()`, or "auto" for the best one.
-        pool: threads to share the work; None: the calling thread alone. The Python
-            implementations always run on the calling thread.
+        pool: threads to share the work; None: the calling thread alone.
 
     Raises:
         ConfigError: unknown implementation, or a segment that cannot be right; nothing
@@ -90,8 +92,11 @@ def update(
     tasks = [_fields(segment) for segment in segments]
     _check(tasks)
     if impl == "numba" or impl == "reference":
-        _update_blocks(tasks, impl)
+        _update_in_python(tasks, impl, pool)
     else:
+        assert pool is None or isinstance(pool, _native.ThreadPool), (
+            "C++ works with its own threads only"
+        )
         _native.adam_update(tasks, impl, pool)
 
 
@@ -114,22 +119,76 @@ def _check(tasks: list[tuple[Any, ...]]) -> None:
         )
 
 
-def _update_blocks(tasks: list[tuple[Any, ...]], impl: str) -> None:
-    kernel = numba_adam.update if impl == "numba" else reference.update
-    with exact_float_mode():
-        for task in tasks:
-            scalars: AdamScalars = task[-1]
-            for p, m, v, g, w in _blocks(task):
-                kernel(p, m, v, g, w, scalars, g_dtype=task[6], w_dtype=task[7])
+def _update_in_python(tasks: list[tuple[Any, ...]], impl: str, pool: ThreadPool | None) -> None:
+    kernel, share_elements = _update_by_reference, _REFERENCE_ELEMENTS
+    if impl == "numba":
+        from dos.kernels import numba_adam  # here, because it compiles
+
+        threads = pool.threads if pool else 1
+        fair = sum(task[5] for task in tasks) // (threads * _SHARES_PER_THREAD)
+        kernel = numba_adam.update
+        share_elements = min(max(fair, _SMALLEST_SHARE), _LARGEST_SHARE)
+    shares = list(_shares(tasks, share_elements))
+
+    def work(index: int) -> None:
+        with exact_float_mode():
+            for task, start, stop in shares[index]:
+                _update_piece(kernel, task, start, stop)
+
+    if pool:
+        pool.run(len(shares), work)
+    else:
+        for index in range(len(shares)):
+            work(index)
 
 
-def _blocks(task: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    *addresses, numel, g_dtype, w_dtype, _ = task
+def _shares(tasks: list[tuple[Any, ...]], elements: int) -> Iterator[list[_Piece]]:
+    """All elements in order, cut into lists of pieces that hold ``elements`` together."""
+    share: list[_Piece] = []
+    room = elements
+    for task in tasks:
+        numel, start = task[5], 0
+        while start < numel:
+            stop = min(numel, start + room)
+            share.append((task, start, stop))
+            room -= stop - start
+            start = stop
+            if not room:
+                yield share
+                share, room = [], elements
+    if share:
+        yield share
+
+
+def _update_piece(
+    kernel: Callable[..., None], task: tuple[Any, ...], start: int, stop: int
+) -> None:
+    p, m, v, g, w, _, g_dtype, w_dtype, scalars = task
+    state = (p + 4 * start, m + 4 * start, v + 4 * start)
+    wire = (g + g_dtype.itemsize * start, w + w_dtype.itemsize * start)
+    kernel(*state, *wire, stop - start, g_dtype, w_dtype, scalars)
+
+
+def _update_by_reference(
+    p: int,
+    m: int,
+    v: int,
+    g: int,
+    w: int,
+    numel: int,
+    g_dtype: DType,
+    w_dtype: DType,
+    scalars: AdamScalars,
+) -> None:
     formats = (DType.FP32, DType.FP32, DType.FP32, g_dtype, w_dtype)
-    arrays = [
+    param, momentum, variance, grad, weight = (
         host_array(address, numel, dtype) if dtype is not DType.NONE else None
-        for address, dtype in zip(addresses, formats, strict=True)
-    ]
-    for start in range(0, numel, _BLOCK_ELEMENTS):
-        block = slice(start, start + _BLOCK_ELEMENTS)
-        yield tuple(None if a is None else a[block] for a in arrays)
+        for address, dtype in zip((p, m, v, g, w), formats, strict=True)
+    )
+    assert param is not None
+    assert momentum is not None
+    assert variance is not None
+    assert grad is not None
+    reference.update(
+        param, momentum, variance, grad, weight, scalars, g_dtype=g_dtype, w_dtype=w_dtype
+    )

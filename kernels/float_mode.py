@@ -8,10 +8,9 @@ is for the others, through the C library so that it works without compiled code.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 # Larger than fenv_t anywhere (32 bytes on x86-64, 8 on AArch64).
 _ENVIRONMENT_BYTES = 64
@@ -25,7 +24,7 @@ def exact_float_mode() -> Iterator[None]:
 
     Does nothing where the C library has no such calls.
     """
-    calls = _calls()
+    calls = _environment_calls()
     if calls is None:
         yield
         return
@@ -40,9 +39,10 @@ def exact_float_mode() -> Iterator[None]:
 
 
 @cache
-def _calls() -> tuple[Any, Any] | None:
+def _environment_calls() -> tuple[Callable[..., int], Callable[..., int]] | None:
     try:
-        libc = ctypes.CDLL(None)
+        # With the GIL held: to give it up for so short a call would be to queue for it again.
+        libc = ctypes.PyDLL(None)
         return libc.fegetenv, libc.fesetenv
     except (AttributeError, OSError, TypeError):
         return None

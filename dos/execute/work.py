@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from dos.execute.backend import Device
 from dos.kernels import adam
 from dos.kernels.scalars import AdamScalars, DType, Segment
+from dos.kernels.thread_pool import ThreadPool
 from dos.plan import Op, OpKind
-
-if TYPE_CHECKING:
-    from dos.kernels._native import ThreadPool
 
 DTYPES = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16: DType.FP16}
 """The dtypes of weights and gradients, as the kernels name them."""

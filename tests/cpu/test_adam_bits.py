@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 
 from dos.kernels import adam, torch_adam
 from dos.kernels.scalars import AdamScalars, DType
+from dos.kernels.thread_pool import PythonPool, ThreadPool
 from tests.cpu import adam_cases as cases
 from tests.cpu.adam_cases import Arrays
 from tests.cpu.float_modes import FLUSHING, MODES, ROUNDING, float_mode, mode_now
 
 Case = Callable[[], tuple[Arrays, AdamScalars]]
+MakePool = Callable[[int], ThreadPool]
 NATIVE = [name for name in adam.available() if name not in {"numba", "reference"}]
 OTHERS = [name for name in adam.available() if name != "reference"]
 G_DTYPES = [DType.FP32, DType.BF16, DType.FP16]
@@ -24,8 +27,8 @@ TORCH = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16, DType.FP16: torc
 
 every_implementation_and_the_reference = pytest.mark.parametrize("impl", adam.available())
 every_implementation = pytest.mark.parametrize("impl", OTHERS)
-every_isa = pytest.mark.parametrize("impl", NATIVE)
-needs_native = pytest.mark.skipif(not NATIVE, reason="needs the compiled extension")
+POOLS = {name: adam.make_pool if name in NATIVE else PythonPool for name in adam.available()}
+every_implementation_with_its_pool = pytest.mark.parametrize(("impl", "make_pool"), POOLS.items())
 
 
 def ordinary(**changes: float | bool) -> AdamScalars:
@@ -109,24 +112,25 @@ def test_torch_operations_give_the_same_bits(arrays: Arrays, scalars: AdamScalar
     assert result.canonical() == cases.expected(arrays, scalars)
 
 
-@every_isa
+@every_implementation_with_its_pool
 @settings(max_examples=40)
 @given(parts=st.lists(cases.arrays, max_size=40), scalars=st.lists(cases.scalars, min_size=1))
 def test_many_segments_at_once_give_the_bits_of_one_by_one(
-    impl: str, parts: list[Arrays], scalars: list[AdamScalars]
+    impl: str, make_pool: MakePool, parts: list[Arrays], scalars: list[AdamScalars]
 ) -> None:
     results = [part.copy() for part in parts]
     each = [scalars[i % len(scalars)] for i in range(len(parts))]
     segments = [part.segment(s) for part, s in zip(results, each, strict=True)]
-    adam.update(segments, impl=impl, pool=adam.make_pool(3))
+    with closing(make_pool(3)) as pool:
+        adam.update(segments, impl=impl, pool=pool)
     assert [r.canonical() for r in results] == [
         cases.expected(part, s) for part, s in zip(parts, each, strict=True)
     ]
 
 
-@every_isa
+@every_implementation_with_its_pool
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_a_pool_does_not_change_the_bits(impl: str, threads: int) -> None:
+def test_a_pool_does_not_change_the_bits(impl: str, make_pool: MakePool, threads: int) -> None:
     # Odd lengths and starts, and enough elements for many chunks with cuts inside segments.
     shape = [(100_003, (1, 2, 3, 4, 5)), (0, (0, 0, 0, 0, 0)), (7, (9, 0, 0, 1, 3))] * 3
     parts = [
@@ -135,7 +139,8 @@ def test_a_pool_does_not_change_the_bits(impl: str, threads: int) -> None:
     ]
     results = [part.copy() for part in parts]
     segments = [part.segment(ordinary()) for part in results]
-    adam.update(segments, impl=impl, pool=adam.make_pool(threads))
+    with closing(make_pool(threads)) as pool:
+        adam.update(segments, impl=impl, pool=pool)
     assert [r.canonical() for r in results] == [cases.expected(p, ordinary()) for p in parts]
 
 
@@ -169,13 +174,16 @@ def test_a_thread_that_flushes_subnormals_gets_the_same_bits(impl: str, case: Ca
     assert got == cases.expected(arrays, scalars)
 
 
-@needs_native
+@every_implementation_with_its_pool
 @every_subnormal
 @pytest.mark.usefixtures("flushing")
-def test_workers_made_by_a_thread_that_flushes_give_the_same_bits(case: Case) -> None:
+def test_workers_made_by_a_thread_that_flushes_give_the_same_bits(
+    impl: str, make_pool: MakePool, case: Case
+) -> None:
     arrays, scalars = case()
     results = [arrays.copy() for _ in range(200)]
-    adam.update([r.segment(scalars) for r in results], pool=adam.make_pool(4))
+    with closing(make_pool(4)) as pool:
+        adam.update([r.segment(scalars) for r in results], impl=impl, pool=pool)
     torch.set_flush_denormal(False)
     assert {r.canonical() for r in results} == {cases.expected(arrays, scalars)}
 

@@ -1,4 +1,4 @@
-"""The thread pool: shares tasks, passes errors on, leaves no threads, survives a fork."""
+"""The thread pools: share tasks, pass errors on, leave no threads, survive a fork."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dos.errors import ConfigError
 from dos.kernels import adam
-
-if TYPE_CHECKING:
-    from dos.kernels._native import ThreadPool
+from dos.kernels.thread_pool import PythonPool, ThreadPool
 
 THREADS = 3
 TASKS = Path("/proc/self/task")
 
 
+@pytest.fixture(params=[adam.make_pool, PythonPool])
+def make_pool(request: pytest.FixtureRequest) -> Callable[[int | None], ThreadPool]:
+    """The pool of this build, and the one of builds without the extension."""
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def pool() -> Iterator[ThreadPool]:
-    made = adam.make_pool(THREADS)
-    if made is None:
-        pytest.skip("needs the compiled extension")
+def pool(make_pool: Callable[[int | None], ThreadPool]) -> Iterator[ThreadPool]:
+    made = make_pool(THREADS)
     yield made
     made.close()
 
@@ -57,6 +58,18 @@ def test_an_exception_reaches_the_caller(pool: ThreadPool) -> None:
 
     with pytest.raises(KeyError, match="the fifth"):
         pool.run(100, task)
+
+
+def test_an_exception_stops_what_has_not_begun(pool: ThreadPool) -> None:
+    begun = []
+
+    def task(i: int) -> None:
+        begun.append(i)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        pool.run(1000, task)
+    assert len(begun) <= THREADS
 
 
 def test_a_pool_works_on_after_an_exception(pool: ThreadPool) -> None:
@@ -90,6 +103,8 @@ def test_a_caller_in_a_task_of_the_same_pool_does_not_wait_forever(pool: ThreadP
 
 @pytest.mark.skipif(not TASKS.exists(), reason="needs /proc")
 def test_closing_ends_the_workers(pool: ThreadPool) -> None:
+    barrier = threading.Barrier(THREADS, timeout=60)
+    pool.run(THREADS, lambda i: barrier.wait())  # a pool may wait with its workers until now
     with_workers = len(list(TASKS.iterdir()))
     pool.close()
     # A joined thread leaves /proc a moment after.
@@ -138,10 +153,11 @@ def test_a_forked_child_works_on_its_caller(pool: ThreadPool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_can_drop_the_pool() -> None:
-    holder = [adam.make_pool(THREADS)]
-    if holder[0] is None:
-        pytest.skip("needs the compiled extension")
+def test_a_forked_child_can_drop_the_pool(
+    make_pool: Callable[[int | None], ThreadPool],
+) -> None:
+    holder = [make_pool(THREADS)]
+    holder[0].run(THREADS, str)
     assert in_a_child(holder.clear) == 0
 
 
@@ -150,14 +166,15 @@ def test_a_pool_counts_its_caller(pool: ThreadPool) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs an affinity mask")
-def test_the_default_count_follows_the_affinity_mask(pool: ThreadPool) -> None:
+def test_the_default_count_follows_the_affinity_mask(
+    make_pool: Callable[[int | None], ThreadPool],
+) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        made = adam.make_pool(None)
+        made = make_pool(None)
     finally:
         os.sched_setaffinity(0, allowed)
-    assert made is not None
     assert made.threads == 1
 
 
