@@ -6,12 +6,21 @@ from typing import Any
 class ThreadPool:
     """Persistent worker threads that share the work of a call with its caller.
 
+    Each has a seat, the caller of a call seat 0. Task i of n is at home on seat
+    ``i * threads // n``; a thread does the tasks of its own seat first, in order, then what
+    is left of the others'.
+
     Safe to use from several threads at once. In a forked child, and after `close`, all
     work runs on the caller.
     """
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(
+        self, threads: int = 0, pin: bool = False, nodes: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """Start ``threads - 1`` workers; 0: `default_thread_count` threads.
+
+        Threads are bound to CPUs as `seat_cpus` says; the caller only for the duration of a
+        call, and only one of several callers. ``nodes`` None: `numa_nodes`.
 
         Raises ValueError if negative.
         """
@@ -21,7 +30,7 @@ class ThreadPool:
         """Threads that work on one call, its caller included."""
 
     def run(self, n_tasks: int, fn: Callable[[int], object]) -> None:
-        """Call ``fn(i)`` for every i below ``n_tasks``, in any order, on any thread.
+        """Call ``fn(i)`` for every i below ``n_tasks``, in any order between the seats.
 
         The first exception is raised here, after the calls in progress have ended; calls
         not begun by then are left out.
@@ -66,5 +75,32 @@ def downscale(
 def available_isas() -> list[str]:
     """Instruction sets that both this build and this machine have, best first."""
 
+def first_touch(blocks: Sequence[tuple[int, int]], pool: ThreadPool) -> None:
+    """Make pages of new, zeroed memory present, each near the thread that will update it.
+
+    Each thread touches its share of each block of (address, size in bytes), as
+    `adam_update` shares out an array; in the pages that begin there one byte becomes zero.
+    """
+
 def default_thread_count() -> int:
     """CPUs in the affinity mask, or the cgroup's CPU quota rounded up if that is less."""
+
+def cpu_quota(groups: str = "/proc/self/cgroup", mount: str = "/sys/fs/cgroup") -> float:
+    """CPUs' worth of time that the control groups of this process allow; inf: no limit."""
+
+def numa_nodes(
+    cpus: Sequence[int] | None = None, root: str = "/sys/devices/system"
+) -> list[list[int]]:
+    """``cpus`` (None: those in the affinity mask) by NUMA node, none of them empty.
+
+    Within a node one CPU of each core comes first, then their hyperthreads. One node where
+    the system does not tell the node of every CPU.
+    """
+
+def seat_cpus(threads: int, nodes: Sequence[Sequence[int]], pin: bool) -> list[list[int]]:
+    """The CPUs that each seat of a pool is bound to; empty: not bound.
+
+    Seats are divided over the nodes in runs, in proportion to their CPUs, and bound to all
+    CPUs of their node; with ``pin`` each to one, which nobody shares before all are taken.
+    With one node and no ``pin`` nobody is bound.
+    """

@@ -45,12 +45,14 @@ def available() -> list[str]:
     return list(_implementations())
 
 
-def make_pool(threads: int | None = None) -> ThreadPool:
+def make_pool(threads: int | None = None, *, pin: bool = False) -> ThreadPool:
     """A thread pool for `update`; of Python threads when the compiled extension is missing.
 
     Args:
         threads: how many threads work, the caller of `update` included; None: as many as
             the affinity mask and the cgroup's CPU quota allow.
+        pin: bind each thread to a core of its own, the caller of `update` for the call.
+            Without it threads are bound to the CPUs of a NUMA node, where there are several.
 
     Raises:
         ConfigError: fewer than one thread.
@@ -61,7 +63,21 @@ def make_pool(threads: int | None = None) -> ThreadPool:
             where="threads",
             fix="give at least 1, or None for as many as this process may use",
         )
-    return _native.ThreadPool(threads or 0) if _HAS_NATIVE else PythonPool(threads)
+    return _native.ThreadPool(threads or 0, pin) if _HAS_NATIVE else PythonPool(threads)
+
+
+def first_touch(blocks: Sequence[tuple[int, int]], pool: ThreadPool) -> None:
+    """Make new memory present, each page near the thread of `pool` that will update it.
+
+    Without the compiled extension nothing is done.
+
+    Args:
+        blocks: address and size in bytes of each piece of new, zeroed memory that an
+            `update` covers as a whole, or of any other memory to be made present.
+        pool: the one that will be used.
+    """
+    if _HAS_NATIVE:
+        _native.first_touch(list(blocks), pool)
 
 
 def update(

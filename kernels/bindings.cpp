@@ -1,21 +1,59 @@
 // The Python module dos.kernels._native; see _native.pyi for what each function promises.
+#include <cxxabi.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
+#include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/cpu_count.hpp"
 #include "cpu/dispatch.hpp"
 #include "cpu/examine.hpp"
+#include "cpu/first_touch.hpp"
 #include "cpu/fp_mode.hpp"
 #include "cpu/thread_pool.hpp"
+#include "cpu/topology.hpp"
 #include "cpu/update.hpp"
 
 namespace py = pybind11;
 
 namespace {
+
+// Calls something that takes the GIL. While the interpreter ends, Python before 3.14 answers
+// a thread that asks for it by unwinding its stack, which would run destructors that need
+// the GIL and abort the process in one that may not throw. Such a thread waits for the end
+// of the process here, as it does in Python 3.14.
+template <class Call>
+void with_gil(const Call& call) {
+#if defined(__GLIBCXX__)
+  try {
+    call();
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();
+  }
+#else
+  call();
+#endif
+}
+
+// Gives the GIL away for as long as it lives.
+class GilReleased {
+ public:
+  GilReleased() : state_(PyEval_SaveThread()) {}
+  ~GilReleased() {
+    with_gil([this] { PyEval_RestoreThread(state_); });
+  }
+  GilReleased(const GilReleased&) = delete;
+  GilReleased& operator=(const GilReleased&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
 
 // Reads the attributes of a dos.kernels.scalars.AdamScalars.
 dos::Scalars read_scalars(py::handle source) {
@@ -75,7 +113,7 @@ std::vector<dos::Segment> read_segments(const py::sequence& tasks) {
 void adam_update(const py::sequence& tasks, const std::string& isa, dos::ThreadPool* pool) {
   const dos::Isa& chosen = dos::find_isa(isa);
   const std::vector<dos::Segment> segments = read_segments(tasks);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   dos::update(segments, chosen, pool);
 }
 
@@ -111,11 +149,35 @@ std::vector<std::string> isa_names() {
 }
 
 void run_python(dos::ThreadPool& pool, std::size_t n_tasks, const py::function& fn) {
-  const py::gil_scoped_release release;
+  const GilReleased released;
   pool.run(n_tasks, [&fn](std::size_t i) {
-    const py::gil_scoped_acquire acquire;
-    fn(i);
+    std::optional<py::gil_scoped_acquire> acquired;
+    with_gil([&] { acquired.emplace(); });
+    with_gil([&] { fn(i); });
   });
+}
+
+using Nodes = std::vector<dos::Cpus>;
+
+std::unique_ptr<dos::ThreadPool> make_pool(int threads, bool pin,
+                                           const std::optional<Nodes>& nodes) {
+  if (!nodes) return std::make_unique<dos::ThreadPool>(threads, pin);
+  return std::make_unique<dos::ThreadPool>(threads, pin, *nodes);
+}
+
+Nodes numa_nodes(const std::optional<dos::Cpus>& cpus, const std::string& root) {
+  return dos::numa_nodes(cpus ? *cpus : dos::allowed_cpus(), root);
+}
+
+void first_touch(const std::vector<std::pair<std::uintptr_t, std::size_t>>& blocks,
+                 dos::ThreadPool& pool) {
+  std::vector<dos::Block> read;
+  read.reserve(blocks.size());
+  for (const auto& [address, n_bytes] : blocks) {
+    read.push_back({reinterpret_cast<char*>(address), n_bytes});
+  }
+  const GilReleased released;
+  dos::first_touch(read, pool);
 }
 
 }  // namespace
@@ -124,10 +186,11 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "Compiled kernels; the types and promises are in _native.pyi.";
   // Workers take the GIL for Python tasks only, so joining them never needs it.
   py::class_<dos::ThreadPool>(m, "ThreadPool")
-      .def(py::init<int>(), py::arg("threads") = 0)
+      .def(py::init(&make_pool), py::arg("threads") = 0, py::arg("pin") = false,
+           py::arg("nodes") = py::none())
       .def_property_readonly("threads", &dos::ThreadPool::threads)
       .def("run", &run_python, py::arg("n_tasks"), py::arg("fn"))
-      .def("close", &dos::ThreadPool::close, py::call_guard<py::gil_scoped_release>());
+      .def("close", &dos::ThreadPool::close, py::call_guard<GilReleased>());
   m.def("adam_update", &adam_update, py::arg("tasks"), py::arg("isa"),
         py::arg("pool") = py::none());
   m.def("examine", &examine_gradient, py::arg("g"), py::arg("numel"), py::arg("g_dtype"),
@@ -135,5 +198,11 @@ PYBIND11_MODULE(_native, m) {
   m.def("downscale", &downscale, py::arg("source"), py::arg("target"), py::arg("numel"),
         py::arg("w_dtype"), py::arg("isa"), py::arg("pool") = py::none());
   m.def("available_isas", &isa_names);
+  m.def("first_touch", &first_touch, py::arg("blocks"), py::arg("pool"));
   m.def("default_thread_count", &dos::default_thread_count);
+  m.def("cpu_quota", &dos::cpu_quota, py::arg("groups") = "/proc/self/cgroup",
+        py::arg("mount") = "/sys/fs/cgroup");
+  m.def("numa_nodes", &numa_nodes, py::arg("cpus") = py::none(),
+        py::arg("root") = "/sys/devices/system");
+  m.def("seat_cpus", &dos::seat_cpus, py::arg("threads"), py::arg("nodes"), py::arg("pin"));
 }

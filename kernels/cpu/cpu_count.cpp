@@ -6,25 +6,13 @@
 #include <limits>
 #include <sstream>
 #include <string>
-#include <thread>
 
-#if defined(__linux__)
-#include <sched.h>
-#endif
+#include "topology.hpp"
 
 namespace dos {
 namespace {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
-
-int affinity_count() {
-#if defined(__linux__)
-  // CPU_COUNT on the fixed set is enough up to 1024 CPUs; beyond that the call fails.
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-#endif
-  return static_cast<int>(std::thread::hardware_concurrency());
-}
 
 // v2: "max 100000" or "150000 100000", in microseconds.
 double quota_v2(const std::string& directory) {
@@ -55,30 +43,30 @@ double tightest(double (*quota)(const std::string&), const std::string& mount,
   return limit;
 }
 
-// Lines of /proc/self/cgroup are "id:controllers:/path"; v2 has no controllers.
-double cgroup_quota() {
+}  // namespace
+
+double cpu_quota(const std::string& groups, const std::string& mount) {
   double limit = kUnlimited;
-  std::ifstream groups("/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
+  std::ifstream file(groups);
+  // Lines are "id:controllers:/path"; v2 has no controllers.
+  for (std::string line; std::getline(file, line);) {
     std::istringstream fields(line);
     std::string id, controllers, path;
     std::getline(fields, id, ':');
     std::getline(fields, controllers, ':');
     std::getline(fields, path);
     if (controllers.empty()) {
-      limit = std::min(limit, tightest(quota_v2, "/sys/fs/cgroup", path));
+      limit = std::min(limit, tightest(quota_v2, mount, path));
     } else if (("," + controllers + ",").find(",cpu,") != std::string::npos) {
-      limit = std::min(limit, tightest(quota_v1, "/sys/fs/cgroup/cpu", path));
+      limit = std::min(limit, tightest(quota_v1, mount + "/cpu", path));
     }
   }
   return limit;
 }
 
-}  // namespace
-
 int default_thread_count() {
-  const double limit = std::min<double>(affinity_count(), std::ceil(cgroup_quota()));
-  return std::max(1, static_cast<int>(limit));
+  const auto allowed = static_cast<double>(allowed_cpus().size());
+  return std::max(1, static_cast<int>(std::min(allowed, std::ceil(cpu_quota()))));
 }
 
 }  // namespace dos

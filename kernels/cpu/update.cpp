@@ -67,7 +67,10 @@ void update(const std::vector<Segment>& segments, const Isa& isa, ThreadPool* po
   const std::size_t threads = pool ? static_cast<std::size_t>(pool->threads()) : 1;
   const std::size_t chunk =
       std::clamp(length / (threads * kChunksPerThread), kSmallestChunk, kLargestChunk);
-  const std::size_t n = threads == 1 ? 1 : (length + chunk - 1) / chunk;
+  std::size_t n = threads == 1 ? 1 : (length + chunk - 1) / chunk;
+  // Then thread t's share of an array is [t, t+1) / threads of it whatever the length, and
+  // that is the share of each array that first_touch put near it.
+  if (n > threads) n -= n % threads;
   const auto task = [&](std::size_t k) {
     const FpMode mode;
     row.update(isa, row.cut(k, n), row.cut(k + 1, n));

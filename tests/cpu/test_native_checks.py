@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,11 @@ def test_nothing_is_changed_when_a_later_task_is_refused() -> None:
     with pytest.raises(ValueError, match="negative"):
         native.adam_update([task(memory), task(memory, numel=-1)], "scalar")
     assert (memory == 1).all()
+
+
+def test_the_module_uses_no_openmp() -> None:
+    # Whose threads would fight with torch's, and do not survive a fork.
+    assert not re.search(rb"GOMP_|__kmpc_", Path(native.__file__).read_bytes())
 
 
 def test_a_pool_with_a_negative_count_is_refused() -> None:

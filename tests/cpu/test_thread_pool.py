@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -159,6 +161,49 @@ def test_a_forked_child_can_drop_the_pool(
     holder = [make_pool(THREADS)]
     holder[0].run(THREADS, str)
     assert in_a_child(holder.clear) == 0
+
+
+AT_WORK_AT_EXIT = """
+import threading
+import numpy as np
+from dos.kernels import _native, adam
+from dos.kernels.scalars import AdamScalars, DType, Segment
+
+pool = _native.ThreadPool(3)
+memory = np.ones((4, 1 << 20), np.float32)
+p, m, v, g = (row.ctypes.data for row in memory)
+scalars = AdamScalars.at_step(
+    lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, step=1, decoupled=True
+)
+segment = Segment(p, m, v, g, 0, 1 << 20, DType.FP32, DType.NONE, scalars)
+begun = threading.Event()
+
+def nothing():
+    pass
+
+def update():
+    adam.update([segment], pool=pool)
+
+def tasks():
+    pool.run(6, lambda i: sum(range(3000)))
+
+def work():
+    while True:
+        WORK()
+        begun.set()
+
+threading.Thread(target=work, daemon=True).start()
+begun.wait(60)
+"""
+
+
+@pytest.mark.parametrize("work", ["nothing", "update", "tasks"])
+def test_the_interpreter_ends_while_a_pool_is_at_work(pool: ThreadPool, work: str) -> None:
+    code = AT_WORK_AT_EXIT.replace("WORK", work)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_pool_counts_its_caller(pool: ThreadPool) -> None:
