@@ -89,6 +89,11 @@ class DOSConfig(_Options):
     threads: int | None = Field(
         default=None, ge=1, strict=True, description="CPU threads; None for all this process has"
     )
+    pin_threads: bool = Field(
+        default=False,
+        strict=True,
+        description="bind each CPU thread to a core of its own; a caller of step() only meanwhile",
+    )
 
     @field_validator("stride", mode="before")
     @classmethod

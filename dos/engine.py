@@ -72,16 +72,17 @@ class UpdateEngine:
             self._plans: dict[frozenset[int], UpdatePlan] = {}
             self.plan = self._plan(frozenset())
             need = requirement(pieces, self.plan, ring_bytes=config.ring_bytes)
+            self._threads = threads = adam.make_pool(config.threads, pin=config.pin_threads)
+            cleanup.callback(threads.close)
             self._pool = Pool(
                 state_bytes=need.state_bytes,
                 gradient_bytes=need.gradient_bytes,
                 ring_bytes=need.ring_bytes,
                 budget_bytes=config.host_memory_bytes,
                 device=self._parameters[0].device,
+                touch=lambda address: adam.first_touch(need.blocks(address), threads),
             )
             cleanup.callback(self._pool.close)
-            self._threads = adam.make_pool(config.threads)
-            cleanup.callback(self._threads.close)
             self.state = OptimizerState(parameters, pieces, self.plan, self._pool, self._device)
             # Frees threads and memory with this object, also when nobody calls close().
             self._finalizer = weakref.finalize(self, cleanup.pop_all().close)

@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ class Slab:
     Args:
         n_bytes: size, pinned exactly; at least 1.
         device: the accelerator that will copy from and to it; None or a CPU device: not pinned.
+        touch: called with the address of the new memory, no page of which is present yet;
+            pinning makes the rest present near the thread that pins.
 
     Attributes:
         address: first byte, a multiple of 2 MiB.
@@ -47,12 +49,20 @@ class Slab:
         PoolError: the system does not give so much memory.
     """
 
-    def __init__(self, n_bytes: int, *, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        n_bytes: int,
+        *,
+        device: torch.device | None = None,
+        touch: Callable[[int], None] | None = None,
+    ) -> None:
         assert n_bytes >= 1, f"a slab of {n_bytes} bytes"
         self.n_bytes = n_bytes
         self.pid = os.getpid()
         memory = _map_aligned(n_bytes)
         self.address = ctypes.addressof(memory)
+        if touch is not None:
+            touch(self.address)
         self.why_pageable = "" if device is None else _pin(memory, device)
         self.pinned = not self.why_pageable and device is not None and device.type != "cpu"
         if self.why_pageable:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -24,11 +25,14 @@ class Requirement:
         state_bytes: fp32 masters, momenta, variances; a multiple of 4 KiB.
         gradient_bytes: gradients on their way from hook to update; a multiple of 4 KiB.
         ring_bytes: staging and capture; a multiple of 4 KiB.
+        lease_bytes: state leases, then gradient leases, each with its padding, in the order in
+            which they are taken; empty where they are not known.
     """
 
     state_bytes: int
     gradient_bytes: int
     ring_bytes: int
+    lease_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("state_bytes", "gradient_bytes", "ring_bytes"):
@@ -39,16 +43,20 @@ class Requirement:
         cls, *, state: Iterable[int], gradient: Iterable[int], ring_bytes: int
     ) -> Requirement:
         """What leases of these sizes in bytes take, their alignment included."""
-        return cls(
-            sum(padded_bytes(n_bytes, PAGE_BYTES) for n_bytes in state),
-            sum(padded_bytes(n_bytes, LINE_BYTES) for n_bytes in gradient),
-            ring_bytes,
-        )
+        states = tuple(padded_bytes(n_bytes, PAGE_BYTES) for n_bytes in state)
+        gradients = tuple(padded_bytes(n_bytes, LINE_BYTES) for n_bytes in gradient)
+        return cls(sum(states), sum(gradients), ring_bytes, states + gradients)
 
     @property
     def total_bytes(self) -> int:
         """All three together."""
         return self.state_bytes + self.gradient_bytes + self.ring_bytes
+
+    def blocks(self, address: int) -> list[tuple[int, int]]:
+        """Address and size of each lease in memory from ``address`` on; the rest is one block."""
+        rest_bytes = self.total_bytes - sum(self.lease_bytes)
+        sizes = (*self.lease_bytes, rest_bytes)
+        return list(zip(accumulate(sizes, initial=address), sizes, strict=False))
 
     def __str__(self) -> str:
         return (
@@ -103,6 +111,7 @@ class Pool:
         ring_bytes: size of the ring.
         budget_bytes: the most that the pool may take; None: what the machine has.
         device: the accelerator to pin for; None: no pinning.
+        touch: called with the slab's address before it is pinned; see `Slab`.
 
     Attributes:
         requirement: what it takes.
@@ -121,10 +130,11 @@ class Pool:
         ring_bytes: int,
         budget_bytes: int | None = None,
         device: torch.device | None = None,
+        touch: Callable[[int], None] | None = None,
     ) -> None:
         self.requirement = need = Requirement(state_bytes, gradient_bytes, ring_bytes)
         need.check(budget_bytes)
-        self.slab = Slab(max(need.total_bytes, PAGE_BYTES), device=device)
+        self.slab = Slab(max(need.total_bytes, PAGE_BYTES), device=device, touch=touch)
         gradient_start = need.state_bytes
         ring_start = gradient_start + need.gradient_bytes
         self._state = _Region(self.slab, "state", 0, need.state_bytes, PAGE_BYTES)
