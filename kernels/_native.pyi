@@ -71,6 +71,26 @@ def downscale(
     pool: ThreadPool | None = None,
 ) -> None:
     """Round fp32 values to a 16-bit format. Raises as `examine` does."""
+def sweep(
+    p: int,
+    m: int,
+    v: int,
+    g: int,
+    w: int,
+    numel: int,
+    *,
+    stream: bool,
+    pool: ThreadPool | None = None,
+) -> None:
+    """Move the bytes of an update: what memory allows it, as a measure beside its own time.
+
+    Adds 1 to ``p``, ``m`` and ``v`` (fp32) and copies ``g`` to ``w`` (16-bit), 28 bytes per
+    element; a rest of less than 32 elements is left out. The arrays are given by address and
+    do not overlap. ``stream``: write ``w`` past the caches, where the machine can; which is
+    faster depends on the machine.
+
+    Raises ValueError for an array that does not begin on a cache line.
+    """
 
 def available_isas() -> list[str]:
     """Instruction sets that both this build and this machine have, best first."""

@@ -69,14 +69,14 @@ def make_pool(threads: int | None = None, *, pin: bool = False) -> ThreadPool:
 def first_touch(blocks: Sequence[tuple[int, int]], pool: ThreadPool) -> None:
     """Make new memory present, each page near the thread of `pool` that will update it.
 
-    Without the compiled extension nothing is done.
+    A pool of Python threads does nothing.
 
     Args:
         blocks: address and size in bytes of each piece of new, zeroed memory that an
             `update` covers as a whole, or of any other memory to be made present.
         pool: the one that will be used.
     """
-    if _HAS_NATIVE:
+    if not isinstance(pool, PythonPool):
         _native.first_touch(list(blocks), pool)
 
 

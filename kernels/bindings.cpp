@@ -16,6 +16,7 @@
 #include "cpu/examine.hpp"
 #include "cpu/first_touch.hpp"
 #include "cpu/fp_mode.hpp"
+#include "cpu/sweep.hpp"
 #include "cpu/thread_pool.hpp"
 #include "cpu/topology.hpp"
 #include "cpu/update.hpp"
@@ -125,7 +126,7 @@ py::tuple examine_gradient(std::uintptr_t g, py::ssize_t numel, const py::handle
                                read_dtype(g_dtype, dos::DType::fp32)};
   dos::GradientFigures figures;
   {
-    const py::gil_scoped_release release;
+    const GilReleased released;
     figures = dos::examine(gradient, reinterpret_cast<float*>(out),
                            reinterpret_cast<double*>(squares), chosen, pool);
   }
@@ -137,9 +138,18 @@ void downscale(std::uintptr_t source, std::uintptr_t target, py::ssize_t numel,
   const dos::Isa& chosen = dos::find_isa(isa);
   const dos::DType format = read_dtype(w_dtype, dos::DType::bf16);
   const std::size_t n = read_numel(numel);
-  const py::gil_scoped_release release;
+  const GilReleased released;
   dos::downscale(reinterpret_cast<const float*>(source), reinterpret_cast<void*>(target), n,
                  format, chosen, pool);
+}
+
+void sweep(std::uintptr_t p, std::uintptr_t m, std::uintptr_t v, std::uintptr_t g,
+           std::uintptr_t w, std::size_t numel, bool stream, dos::ThreadPool* pool) {
+  if ((p | m | v | g | w) % 64 != 0) throw py::value_error("an array is not on a cache line");
+  const auto fp32 = [](std::uintptr_t address) { return reinterpret_cast<float*>(address); };
+  const auto words = [](std::uintptr_t at) { return reinterpret_cast<std::uint16_t*>(at); };
+  const GilReleased released;
+  dos::sweep({fp32(p), fp32(m), fp32(v), words(g), words(w), numel}, stream, pool);
 }
 
 std::vector<std::string> isa_names() {
@@ -197,6 +207,8 @@ PYBIND11_MODULE(_native, m) {
         py::arg("out"), py::arg("squares"), py::arg("isa"), py::arg("pool") = py::none());
   m.def("downscale", &downscale, py::arg("source"), py::arg("target"), py::arg("numel"),
         py::arg("w_dtype"), py::arg("isa"), py::arg("pool") = py::none());
+  m.def("sweep", &sweep, py::arg("p"), py::arg("m"), py::arg("v"), py::arg("g"), py::arg("w"),
+        py::arg("numel"), py::kw_only(), py::arg("stream"), py::arg("pool") = py::none());
   m.def("available_isas", &isa_names);
   m.def("first_touch", &first_touch, py::arg("blocks"), py::arg("pool"));
   m.def("default_thread_count", &dos::default_thread_count);

@@ -26,12 +26,13 @@ struct Avx2Lane {
   }
   static F load_fp16(const std::uint16_t* x) { return _mm256_cvtph_ps(load_words(x)); }
 
-  static void stream_words(std::uint16_t* x, __m128i words) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(x), words);
-  }
   static void store_fp32(float* x, F a) { _mm256_storeu_ps(x, a); }
   static void stream_fp32(float* x, F a) { _mm256_stream_ps(x, a); }
-  static void stream_bf16(std::uint16_t* x, F a) {
+  static void stream_words(std::uint16_t* x, __m256i words) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(x), words);
+  }
+  // bf16 in the low half of each 32-bit element.
+  static __m256i bf16_of(F a) {
     const __m256i bits = _mm256_castps_si256(a);
     const __m256i top = _mm256_srli_epi32(bits, 16);
     const __m256i odd = _mm256_and_si256(top, _mm256_set1_epi32(1));
@@ -39,12 +40,18 @@ struct Avx2Lane {
     const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, bias), 16);
     const __m256i quiet = _mm256_or_si256(top, _mm256_set1_epi32(0x40));
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
-    const __m256i words = _mm256_blendv_epi8(rounded, quiet, is_nan);
-    stream_words(x, _mm_packus_epi32(_mm256_castsi256_si128(words),
-                                     _mm256_extracti128_si256(words, 1)));
+    return _mm256_blendv_epi8(rounded, quiet, is_nan);
   }
-  static void stream_fp16(std::uint16_t* x, F a) {
-    stream_words(x, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  static __m128i fp16_of(F a) {
+    return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
+  static void stream_bf16(std::uint16_t* x, F a, F b) {
+    // Packing works within 128-bit halves: put its four quarters back in order.
+    const __m256i words = _mm256_packus_epi32(bf16_of(a), bf16_of(b));
+    stream_words(x, _mm256_permute4x64_epi64(words, 0b11'01'10'00));
+  }
+  static void stream_fp16(std::uint16_t* x, F a, F b) {
+    stream_words(x, _mm256_set_m128i(fp16_of(b), fp16_of(a)));
   }
 
   using I = __m256i;

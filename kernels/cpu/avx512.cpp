@@ -26,24 +26,31 @@ struct Avx512Lane {
   }
   static F load_fp16(const std::uint16_t* x) { return _mm512_cvtph_ps(load_words(x)); }
 
-  static void stream_words(std::uint16_t* x, __m256i words) {
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(x), words);
-  }
   static void store_fp32(float* x, F a) { _mm512_storeu_ps(x, a); }
   static void stream_fp32(float* x, F a) { _mm512_stream_ps(x, a); }
-  // By hand: VCVTNEPS2BF16 flushes subnormals whatever the floating-point mode.
-  static void stream_bf16(std::uint16_t* x, F a) {
-    const __m512i bits = _mm512_castps_si512(a);
-    const __m512i top = _mm512_srli_epi32(bits, 16);
-    const __m512i odd = _mm512_and_si512(top, _mm512_set1_epi32(1));
-    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
-    const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, bias), 16);
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-    const __m512i words = _mm512_mask_or_epi32(rounded, is_nan, top, _mm512_set1_epi32(0x40));
-    stream_words(x, _mm512_cvtepi32_epi16(words));
+  static void stream_line(std::uint16_t* x, __m512i line) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(x), line);
   }
-  static void stream_fp16(std::uint16_t* x, F a) {
-    stream_words(x, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  // bf16 in the high half of each element. By hand: VCVTNEPS2BF16 flushes subnormals
+  // whatever the floating-point mode.
+  static __m512i round_to_bf16(F a) {
+    const __m512i bits = _mm512_castps_si512(a);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i bias = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_set1_epi32(0x400000);
+    return _mm512_mask_or_epi32(_mm512_add_epi32(bits, bias), is_nan, bits, quiet);
+  }
+  static void stream_bf16(std::uint16_t* x, F a, F b) {
+    const __m512i high_halves =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    stream_line(x, _mm512_permutex2var_epi16(round_to_bf16(a), high_halves, round_to_bf16(b)));
+  }
+  static void stream_fp16(std::uint16_t* x, F a, F b) {
+    constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    const __m512i low = _mm512_castsi256_si512(_mm512_cvtps_ph(a, nearest));
+    stream_line(x, _mm512_inserti64x4(low, _mm512_cvtps_ph(b, nearest), 1));
   }
 
   using I = __m512i;

@@ -32,19 +32,19 @@ inline const void* element_at(const void* g, std::size_t i) {
 // Source format to target format, streamed past the cache. The arrays do not overlap.
 template <class L, DType G, DType W>
 void convert_range(const void* source, void* target, std::size_t n) {
+  const auto one = [&](std::size_t i) {
+    store_weight<W>(target, i, load_gradient<ScalarLane, G>(source, i));
+  };
   std::size_t i = 0;
   if constexpr (L::width > 1) {
     const std::size_t head = elements_to_line<W>(target);
-    for (; i < head && i < n; ++i) {
-      stream_weight<ScalarLane, W>(target, i, load_gradient<ScalarLane, G>(source, i));
-    }
-    for (; i + L::width <= n; i += L::width) {
-      stream_weight<L, W>(target, i, load_gradient<L, G>(source, i));
+    for (; i < head && i < n; ++i) one(i);
+    for (; i + 2 * L::width <= n; i += 2 * L::width) {
+      stream_weights<L, W>(target, i, load_gradient<L, G>(source, i),
+                           load_gradient<L, G>(source, i + L::width));
     }
   }
-  for (; i < n; ++i) {
-    stream_weight<ScalarLane, W>(target, i, load_gradient<ScalarLane, G>(source, i));
-  }
+  for (; i < n; ++i) one(i);
 }
 
 // One element at a time: baseline machines, and the last row of a gradient.

@@ -30,7 +30,7 @@ struct NeonLane {
   // The streams are plain stores: STNP has no intrinsic, and its hint little effect.
   static void store_fp32(float* x, F a) { vst1q_f32(x, a); }
   static void stream_fp32(float* x, F a) { vst1q_f32(x, a); }
-  static void stream_bf16(std::uint16_t* x, F a) {
+  static uint16x4_t bf16_of(F a) {
     const uint32x4_t bits = vreinterpretq_u32_f32(a);
     const uint32x4_t top = vshrq_n_u32(bits, 16);
     const uint32x4_t odd = vandq_u32(top, vdupq_n_u32(1));
@@ -38,10 +38,14 @@ struct NeonLane {
     const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(bits, bias), 16);
     const uint32x4_t quiet = vorrq_u32(top, vdupq_n_u32(0x40));
     const uint32x4_t is_number = vceqq_f32(a, a);
-    vst1_u16(x, vmovn_u32(vbslq_u32(is_number, rounded, quiet)));
+    return vmovn_u32(vbslq_u32(is_number, rounded, quiet));
   }
-  static void stream_fp16(std::uint16_t* x, F a) {
-    vst1_u16(x, vreinterpret_u16_f16(vcvt_f16_f32(a)));
+  static uint16x4_t fp16_of(F a) { return vreinterpret_u16_f16(vcvt_f16_f32(a)); }
+  static void stream_bf16(std::uint16_t* x, F a, F b) {
+    vst1q_u16(x, vcombine_u16(bf16_of(a), bf16_of(b)));
+  }
+  static void stream_fp16(std::uint16_t* x, F a, F b) {
+    vst1q_u16(x, vcombine_u16(fp16_of(a), fp16_of(b)));
   }
 
   // One type for both: words are looked at by pairs, too.

@@ -14,6 +14,7 @@ import torch
 
 import dos
 from dos.kernels import adam
+from dos.kernels.thread_pool import PythonPool
 from dos.memory import Requirement, Slab, pinned
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def test_memory_is_zero_afterwards(memory: tuple[mmap.mmap, int]) -> None:
     assert mapping[:] == bytes(64 * PAGE)
 
 
-def test_without_a_pool_nothing_is_touched(memory: tuple[mmap.mmap, int]) -> None:
+def test_python_threads_touch_nothing(memory: tuple[mmap.mmap, int]) -> None:
     _, address = memory
-    adam.first_touch([(address, 64 * PAGE)], None)
+    adam.first_touch([(address, 64 * PAGE)], PythonPool(1))
     assert not any(present_pages(address, 64 * PAGE))
 
 
