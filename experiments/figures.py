@@ -1,0 +1,72 @@
+"""What every measurement does with its figures: quartiles, the machine, and a clean output."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from dos.kernels import adam
+
+VERSIONS_OF = ("torch", "deepspeed", "numpy")
+
+
+@contextlib.contextmanager
+def own_stdout() -> Iterator[TextIO]:
+    """The true standard output; all that anything else prints meanwhile goes to standard error.
+
+    By file descriptor, because compilers and C++ libraries know nothing of `sys.stdout`.
+    """
+    sys.stdout.flush()
+    true = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(true, "w", closefd=False) as stdout:
+            yield stdout
+    finally:
+        sys.stdout.flush()
+        os.dup2(true, 1)
+        os.close(true)
+
+
+def median_and_quartiles(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The median, and the lower and upper quartile; of a single value, itself."""
+    if len(values) == 1:
+        return values[0], (values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, (low, high)
+
+
+def native_isas() -> list[str]:
+    """Instruction sets of the compiled kernels here, best first; none without the extension."""
+    return [name for name in adam.available() if name not in ("numba", "reference")]
+
+
+def environment() -> dict[str, object]:
+    """What a figure depends on besides the code: processor, versions, date."""
+    versions = {"python": platform.python_version()}
+    for name in VERSIONS_OF:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "isas": native_isas(),
+        "versions": versions,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
