@@ -76,7 +76,7 @@ def first_touch(blocks: Sequence[tuple[int, int]], pool: ThreadPool) -> None:
             `update` covers as a whole, or of any other memory to be made present.
         pool: the one that will be used.
     """
-    if not isinstance(pool, PythonPool):
+    if _HAS_NATIVE and isinstance(pool, _native.ThreadPool):
         _native.first_touch(list(blocks), pool)
 
 
