@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dos.errors import ConfigError
-from dos.kernels import adam
 from experiments import update_rivals as rivals
 from experiments.figures import environment, median_and_quartiles, native_isas, own_stdout
 from experiments.update_rivals import Update
@@ -64,8 +63,9 @@ def measure(params: int, rounds: int, isa: str, threads: int, deepspeed: bool) -
         raise ConfigError(
             f"no {isa!r} on this machine", where="--isa", fix=f"one of {', '.join(isas)}"
         )
-    pool = adam.make_pool(threads or None)
-    assert pool is not None
+    import dos.kernels._native as native  # there, since it has instruction sets
+
+    pool = native.ThreadPool(threads)
     # Read by OpenMP when a library with a copy of its own is loaded, as DeepSpeed's kernel is.
     os.environ["OMP_NUM_THREADS"] = str(pool.threads)
     torch.set_num_threads(pool.threads)

@@ -44,8 +44,8 @@ class Update:
 class SlabArrays:
     """p, m, v in fp32, g and w in bf16, in memory as the product has it: a slab.
 
-    Nothing is zero for long, because a processor may write whole lines of zeros without
-    moving them (Zen 4 does: streamed zeros took a quarter of the time of other numbers).
+    Gradients are no zeros, nor is what is made of them: a processor may write whole lines of
+    zeros without moving them (on a Zen 4, streamed zeros took 0.4 of the time of other numbers).
     """
 
     def __init__(self, numel: int) -> None:

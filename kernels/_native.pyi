@@ -71,6 +71,7 @@ def downscale(
     pool: ThreadPool | None = None,
 ) -> None:
     """Round fp32 values to a 16-bit format. Raises as `examine` does."""
+
 def sweep(
     p: int,
     m: int,

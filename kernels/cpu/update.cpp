@@ -61,12 +61,16 @@ class Row {
 
 }  // namespace
 
+std::size_t chunk_length(std::size_t length, const ThreadPool* pool) {
+  const std::size_t threads = pool ? static_cast<std::size_t>(pool->threads()) : 1;
+  return std::clamp(length / (threads * kChunksPerThread), kSmallestChunk, kLargestChunk);
+}
+
 void update(const std::vector<Segment>& segments, const Isa& isa, ThreadPool* pool) {
   const Row row(segments);
   const std::size_t length = row.length();
   const std::size_t threads = pool ? static_cast<std::size_t>(pool->threads()) : 1;
-  const std::size_t chunk =
-      std::clamp(length / (threads * kChunksPerThread), kSmallestChunk, kLargestChunk);
+  const std::size_t chunk = chunk_length(length, pool);
   std::size_t n = threads == 1 ? 1 : (length + chunk - 1) / chunk;
   // Then thread t's share of an array is [t, t+1) / threads of it whatever the length, and
   // that is the share of each array that first_touch put near it.
