@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import torch
 
+from dos.kernels.float_mode import exact_float_mode
 from dos.kernels.scalars import AdamScalars
 
 
+# torch narrows the scalars on this thread, which would flush a tiny eps where it was told to.
+@exact_float_mode()
 @torch.no_grad()
 def update(
     p: torch.Tensor,
