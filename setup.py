@@ -76,7 +76,15 @@ def kernel_sources(machine: str) -> list[str]:
 if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
     setup(
         # Explicit: dos/kernels is a link to kernels, which must not become a package "kernels".
-        packages=["dos", "dos.kernels", "dos.plan", "dos.memory", "dos.execute", "perfmodel"],
+        packages=[
+            "dos",
+            "dos.kernels",
+            "dos.kernels.gpu",
+            "dos.plan",
+            "dos.memory",
+            "dos.execute",
+            "perfmodel",
+        ],
         package_data={"dos": ["py.typed"], "dos.kernels": ["*.pyi"]},
         ext_modules=[
             Extension(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -81,6 +82,7 @@ class AcceleratorBackend:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.label = str(device)
+        self._update = choose_update(device)
         self._host = WorkerStream("dos-host")
         self._device_streams = {
             lane: DeviceStream(device) for lane in (Lane.H2D, Lane.D2H, Lane.DEVICE)
@@ -131,7 +133,7 @@ class AcceleratorBackend:
         scalars: AdamScalars,
     ) -> None:
         """One Adam update of flat 1-D device tensors, on the current stream."""
-        torch_adam.update(p, m, v, g, w, scalars)
+        self._update(p, m, v, g, w, scalars)
 
     def release(self, slot: Sequence[torch.Tensor]) -> None:
         """Reuse is ordered by the plan; nothing to do."""
@@ -144,3 +146,17 @@ class AcceleratorBackend:
     def _drain(self) -> None:
         for lane in self._device_streams.values():
             lane.stream.synchronize()
+
+
+def choose_update(device: torch.device) -> Callable[..., None]:
+    """Triton's kernel where its code is known to be exact, else torch operations; the same bits.
+
+    Triton is imported here and nowhere else, for it is optional and slow to import. What it
+    compiles is asserted for NVIDIA's GPUs from Ampere on.
+    """
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    if nvidia and find_spec("triton") and torch.cuda.get_device_capability(device) >= (8, 0):
+        from dos.kernels.gpu import adam
+
+        return adam.update
+    return torch_adam.update

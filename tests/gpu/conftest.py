@@ -1,0 +1,50 @@
+"""Triton's kernels run on the GPU if there is one, else in Triton's interpreter on host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+
+
+@contextmanager
+def triton_as_it_runs_here() -> Iterator[None]:
+    """Triton's interpreter is chosen when a kernel is defined or first run, by the environment."""
+    with pytest.MonkeyPatch.context() as environment:
+        if not HAS_GPU:
+            environment.setenv("TRITON_INTERPRET", "1")
+        yield
+
+
+# Before any test runs: Triton's own library is decided for at its first import, and a step of a
+# torch optimizer imports it.
+if find_spec("triton"):
+    with triton_as_it_runs_here():
+        import dos.kernels.gpu.adam
+        import dos.kernels.gpu.cast  # noqa: F401
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _triton_runs() -> Iterator[None]:
+    with triton_as_it_runs_here():
+        yield
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Where the kernels' tensors lie."""
+    return torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture
+def flushing() -> Iterator[None]:
+    """This thread flushes subnormals to zero, as any library may have told it."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine cannot flush subnormals")
+    yield
+    torch.set_flush_denormal(False)
