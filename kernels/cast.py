@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,7 @@ from dos.kernels import adam, norm, reference
 from dos.kernels.float_mode import exact_float_mode
 from dos.kernels.host_array import host_array
 from dos.kernels.scalars import BLOCK_ELEMENTS, DType
-
-if TYPE_CHECKING:
-    from dos.kernels._native import ThreadPool
+from dos.kernels.thread_pool import ThreadPool
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +83,7 @@ def examine(
     if chosen != "reference":
         import dos.kernels._native as native
 
+        assert pool is None or isinstance(pool, native.ThreadPool), "a pool of Python threads"
         squares = np.empty(-(-numel // BLOCK_ELEMENTS))
         figures = native.examine(g, numel, dtype, out, squares.ctypes.data, chosen, pool)
         return Examined(squares, *figures)
@@ -130,6 +128,7 @@ def downscale(
     if chosen != "reference":
         import dos.kernels._native as native
 
+        assert pool is None or isinstance(pool, native.ThreadPool), "a pool of Python threads"
         native.downscale(source, target, numel, dtype, chosen, pool)
         return
     with exact_float_mode():

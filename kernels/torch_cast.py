@@ -6,6 +6,7 @@ The bits of `reference`, without waiting for the device. Casts need nothing here
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,13 +36,19 @@ class DeviceExamined:
     max_abs: torch.Tensor
     fingerprint: torch.Tensor
 
-    def on_host(self) -> Examined:
-        """The figures in host memory; waits for the device."""
-        return Examined(
-            self.squares.cpu().numpy(),
-            norm.infinity_norm(self.max_abs.tolist()),
-            int(self.fingerprint.item()) % 2**64,
-        )
+
+def on_host(examined: Sequence[DeviceExamined]) -> list[Examined]:
+    """The figures in host memory, by one transfer of each kind; waits for the device."""
+    if not examined:
+        return []
+    lengths = [each.squares.numel() for each in examined]
+    squares = torch.cat([each.squares for each in examined]).cpu().split(lengths)
+    max_abs = torch.cat([each.max_abs for each in examined]).cpu().split(lengths)
+    fingerprints = torch.stack([each.fingerprint for each in examined]).tolist()
+    return [
+        Examined(blocks.numpy(), norm.infinity_norm(maxima.tolist()), fingerprint % 2**64)
+        for blocks, maxima, fingerprint in zip(squares, max_abs, fingerprints, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 
 from dos.execute.backend import Event, Interval, Stream
 from dos.execute.worker import WorkerStream
-from dos.kernels import torch_adam
+from dos.kernels.device import device_kernels
 from dos.kernels.scalars import AdamScalars
 from dos.plan import Lane, Op
 
@@ -82,7 +81,7 @@ class AcceleratorBackend:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.label = str(device)
-        self._update = choose_update(device)
+        self._kernels = device_kernels(device)
         self._host = WorkerStream("dos-host")
         self._device_streams = {
             lane: DeviceStream(device) for lane in (Lane.H2D, Lane.D2H, Lane.DEVICE)
@@ -133,7 +132,7 @@ class AcceleratorBackend:
         scalars: AdamScalars,
     ) -> None:
         """One Adam update of flat 1-D device tensors, on the current stream."""
-        self._update(p, m, v, g, w, scalars)
+        self._kernels.update(p, m, v, g, w, scalars)
 
     def release(self, slot: Sequence[torch.Tensor]) -> None:
         """Reuse is ordered by the plan; nothing to do."""
@@ -146,17 +145,3 @@ class AcceleratorBackend:
     def _drain(self) -> None:
         for lane in self._device_streams.values():
             lane.stream.synchronize()
-
-
-def choose_update(device: torch.device) -> Callable[..., None]:
-    """Triton's kernel where its code is known to be exact, else torch operations; the same bits.
-
-    Triton is imported here and nowhere else, for it is optional and slow to import. What it
-    compiles is asserted for NVIDIA's GPUs from Ampere on.
-    """
-    nvidia = device.type == "cuda" and torch.version.cuda is not None
-    if nvidia and find_spec("triton") and torch.cuda.get_device_capability(device) >= (8, 0):
-        from dos.kernels.gpu import adam
-
-        return adam.update
-    return torch_adam.update

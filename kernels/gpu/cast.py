@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from dos.kernels.gpu.formats import launching_on, raw, rounded, widened
 from dos.kernels.scalars import BLOCK_ELEMENTS, FINGERPRINT_STEP, LANES, ROW_ELEMENTS
+from dos.kernels.torch_cast import DeviceExamined
 
 _DOWNSCALE_ELEMENTS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceExamined:
-    """What the host needs of one gradient, still in device memory.
-
-    Attributes:
-        squares: float64, one sum per block, see `reference.block_squares`.
-        max_abs: float32, the largest magnitude of each block; NaN if the block holds one.
-        fingerprint: int64 scalar; `reference.fingerprint` as a signed number.
-    """
-
-    squares: torch.Tensor
-    max_abs: torch.Tensor
-    fingerprint: torch.Tensor
 
 
 @torch.no_grad()

@@ -17,7 +17,9 @@ FORMATS = {torch.float32: DType.FP32, torch.bfloat16: DType.BF16, torch.float16:
 @pytest.mark.parametrize("numel", [0, 1, 1025, 200_003, 2_500_000])
 def test_the_figures_are_those_of_the_host(dtype: torch.dtype, numel: int) -> None:
     gradient = torch.randn(numel, generator=torch.Generator().manual_seed(numel)).to(dtype)
-    found = torch_cast.examine(gradient.to(torch.accelerator.current_accelerator())).on_host()
+    found = torch_cast.on_host(
+        [torch_cast.examine(gradient.to(torch.accelerator.current_accelerator()))]
+    )[0]
     wanted = cast.examine(gradient.data_ptr(), numel, FORMATS[dtype])
     assert found.squares.tobytes() == wanted.squares.tobytes()
     assert (found.max_abs, found.fingerprint) == (wanted.max_abs, wanted.fingerprint)
