@@ -64,7 +64,10 @@ class DOSConfig(_Options):
         '1: all); "host" none; "auto" lets the performance model choose',
     )
     subgroup_size: int = Field(
-        default=100_000_000, ge=1, strict=True, description="parameters per subgroup"
+        default=100_000_000,
+        ge=1,
+        strict=True,
+        description="parameters per subgroup, from 1,024 on rounded down to a multiple of that",
     )
     device: Any = Field(
         default="auto",

@@ -1,4 +1,4 @@
-"""The update of a fixed list of parameters: plans, memory and threads in one owner."""
+"""The update of a list of parameters: plans, memory and threads in one owner."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dos.errors import ConfigError
 from dos.execute.backend import Backend, Device
 from dos.execute.devices import choose_backend
 from dos.execute.interpreter import Interpreter, StepRecord
-from dos.execute.work import StepInputs, StepWork
+from dos.execute.work import Piece, StepInputs, StepWork
 from dos.execute.worker import HostBackend
 from dos.kernels import adam
 from dos.kernels.scalars import AdamScalars
 from dos.memory import Pool
 from dos.memory.flat import flat
-from dos.plan import SubgroupSize, UpdatePlan, build, partition, verify
+from dos.plan import Subgroup, SubgroupSize, UpdatePlan, build, partition, verify
 from dos.state import OptimizerState, pieces_of, requirement, size_of
 from perfmodel.profile import H100_NODE, NodeProfile
 from perfmodel.solve import balanced_stride
@@ -51,10 +51,13 @@ class UpdateEngine:
     def __init__(
         self, parameters: Sequence[torch.Tensor], groups: Sequence[int], config: DOSConfig
     ) -> None:
-        self._parameters = list(parameters)
+        self._config = config
+        self._parameters: list[torch.Tensor] = []
+        self._subgroups: list[Subgroup] = []
+        self._sizes: list[SubgroupSize] = []
+        self._pools: list[Pool] = []
+        self._plans: dict[frozenset[int], UpdatePlan] = {}
         self._torn = False
-        numels = [parameter.numel() for parameter in parameters]
-        self._subgroups = partition(numels, groups, config.subgroup_size)
         # Memory made under inference_mode could not be updated outside of it.
         with torch.inference_mode(False), ExitStack() as cleanup:
             self._backend: Backend = choose_backend(config.device, parameters)
@@ -63,29 +66,16 @@ class UpdateEngine:
             cleanup.callback(self._interpreter.close)
             host_parameters = isinstance(self._backend, HostBackend)
             self._device = None if host_parameters else cast(Device, self._backend)
-            pieces = [
-                pieces_of(subgroup, parameters, host_parameters=host_parameters)
-                for subgroup in self._subgroups
-            ]
-            sizes = [size_of(its, parameters) for its in pieces]
-            self._build = _builder(config, sizes, host_parameters=host_parameters)
-            self._plans: dict[frozenset[int], UpdatePlan] = {}
-            self.plan = self._plan(frozenset())
-            need = requirement(pieces, self.plan, ring_bytes=config.ring_bytes)
-            self._threads = threads = adam.make_pool(config.threads, pin=config.pin_threads)
-            cleanup.callback(threads.close)
-            self._pool = Pool(
-                state_bytes=need.state_bytes,
-                gradient_bytes=need.gradient_bytes,
-                ring_bytes=need.ring_bytes,
-                budget_bytes=config.host_memory_bytes,
-                device=self._parameters[0].device,
-                touch=lambda address: adam.first_touch(need.blocks(address), threads),
-            )
-            cleanup.callback(self._pool.close)
-            self.state = OptimizerState(parameters, pieces, self.plan, self._pool, self._device)
+            self._build = _builder(config, host_parameters=host_parameters)
+            self._threads = adam.make_pool(config.threads)
+            if self._threads is not None:
+                cleanup.callback(self._threads.close)
+            self.state = OptimizerState(self._device)
+            self._cleanup = cleanup
+            self.extend(parameters, groups)
+            self._cleanup = cleanup.pop_all()
             # Frees threads and memory with this object, also when nobody calls close().
-            self._finalizer = weakref.finalize(self, cleanup.pop_all().close)
+            self._finalizer = weakref.finalize(self, self._cleanup.close)
 
     @property
     def label(self) -> str:
@@ -97,9 +87,90 @@ class UpdateEngine:
         """Whether `close` was called."""
         return not self._finalizer.alive
 
+    @property
+    def _pool(self) -> Pool:
+        """The first pool; parameters added later bring their own."""
+        return self._pools[0]
+
+    def extend(self, parameters: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
+        """Take in further parameters, between steps, with subgroups and a pool of their own.
+
+        What is there keeps its subgroups, its memory and its placement.
+
+        Args:
+            parameters: the new ones, dense.
+            groups: the param group of each.
+
+        Raises:
+            ConfigError: one lies on another device. Nothing has been changed then.
+            PoolError: host memory is too small. Nothing has been changed then.
+        """
+        everything = [*self._parameters, *parameters]
+        for parameter in parameters:
+            if parameter.device != everything[0].device:
+                raise ConfigError(
+                    f"a parameter lies on {parameter.device}, the others on {everything[0].device}",
+                    where="optimizer",
+                    fix="use one DOSOptimizer per device",
+                )
+        subgroups = partition(
+            [parameter.numel() for parameter in parameters],
+            groups,
+            self._config.subgroup_size,
+            first_parameter=len(self._parameters),
+            first_subgroup=len(self._subgroups),
+        )
+        pieces = [
+            pieces_of(subgroup, everything, host_parameters=self._device is None)
+            for subgroup in subgroups
+        ]
+        sizes = [*self._sizes, *(size_of(its, everything) for its in pieces)]
+        plan = self._build(sizes, frozenset())
+        with torch.inference_mode(False):  # see __init__
+            pool = self._reserve(pieces, plan, everything[0].device)
+            try:
+                self.state.extend(parameters, pieces, plan, pool)
+            except BaseException:
+                pool.close()
+                raise
+        self._cleanup.callback(pool.close)
+        self._pools.append(pool)
+        self._parameters, self._sizes = everything, sizes
+        self._subgroups += subgroups
+        self._plans.clear()
+        self.plan = self._plan(frozenset())
+
+    def _reserve(
+        self, pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, device: torch.device
+    ) -> Pool:
+        """A pool for the plan's last subgroups, of these pieces."""
+        need = requirement(
+            pieces,
+            plan,
+            ring_bytes=self._config.ring_bytes,
+            staged_bytes=self.state.staging.stage_bytes,
+        )
+        return Pool(
+            state_bytes=need.state_bytes,
+            gradient_bytes=need.gradient_bytes,
+            ring_bytes=need.ring_bytes,
+            budget_bytes=self._config.host_memory_bytes,
+            held_bytes=sum(pool.requirement.total_bytes for pool in self._pools),
+            device=device,
+        )
+
     def check_process(self) -> None:
         """Raise PoolError in a forked child, which has neither the memory nor the threads."""
         self._pool.check_process()
+
+    def check_whole(self, where: str) -> None:
+        """Raise ConfigError if an earlier step failed half-way, so that the state is of two."""
+        if self._torn:
+            raise ConfigError(
+                "an earlier step failed half-way and left state of two steps",
+                where=where,
+                fix="restore weights from a checkpoint and make a new optimizer",
+            )
 
     def step(
         self, grads: Sequence[torch.Tensor | None], scalars: Sequence[AdamScalars | None]
@@ -115,12 +186,7 @@ class UpdateEngine:
         Raises:
             ConfigError: an earlier step failed half-way, so that the state is of two steps.
         """
-        if self._torn:
-            raise ConfigError(
-                "an earlier step failed half-way and left state of two steps",
-                where="step",
-                fix="restore weights from a checkpoint and make a new optimizer",
-            )
+        self.check_whole("step")
         self.state.fill_masters()
         absent = frozenset(
             subgroup.index
@@ -155,7 +221,7 @@ class UpdateEngine:
 
     def _plan(self, absent: frozenset[int]) -> UpdatePlan:
         if absent not in self._plans:
-            plan = self._build(absent)
+            plan = self._build(self._sizes, absent)
             verify(plan)
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.pop(next(iter(self._plans)))
@@ -164,9 +230,9 @@ class UpdateEngine:
 
 
 def _builder(
-    config: DOSConfig, sizes: Sequence[SubgroupSize], *, host_parameters: bool
-) -> Callable[[frozenset[int]], UpdatePlan]:
-    """Makes the plan of a step in which the given subgroups have no gradient."""
+    config: DOSConfig, *, host_parameters: bool
+) -> Callable[[Sequence[SubgroupSize], frozenset[int]], UpdatePlan]:
+    """Makes the plan of a step over subgroups of these sizes, some of them without a gradient."""
     stride = config.stride
     if host_parameters:
         if stride not in ("auto", "host") or config.resident_ratio:
@@ -175,10 +241,12 @@ def _builder(
                 f"resident_ratio={config.resident_ratio} have no effect",
                 stacklevel=5,
             )
-        return lambda absent: build(sizes, stride="host", host_parameters=True, absent=absent)
+        return lambda sizes, absent: build(
+            sizes, stride="host", host_parameters=True, absent=absent
+        )
     if stride == "auto":
         stride = _estimated_stride(config)
-    return lambda absent: build(
+    return lambda sizes, absent: build(
         sizes,
         stride=stride,
         resident_ratio=config.resident_ratio,

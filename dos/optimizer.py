@@ -14,8 +14,19 @@ from dos.execute.interpreter import StepRecord
 from dos.gradients import read_gradients
 from dos.kernels.scalars import AdamScalars
 from dos.plan import UpdatePlan
-from dos.state import StateView
-from dos.wrapped import check_frozen, check_supported, read_group, trained_parameters
+from dos.saved_state import load_saved, read_saved
+from dos.state_dict import read_state_dict
+from dos.state_views import StateView
+from dos.wrapped import check_supported, find_parameters, read_group, trained_parameters
+
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 
 
 class DOSOptimizer(torch.optim.Optimizer):
@@ -27,8 +38,14 @@ class DOSOptimizer(torch.optim.Optimizer):
     with every option below.
 
     A gradient with NaN or inf is applied, as torch's optimizers do. Weights changed between
-    steps (in place, or by loading a state dict) are taken up; what is written through `.data`
-    cannot be noticed. The wrapped optimizer must not be stepped itself any more.
+    steps (in place, by loading a state dict, by exchanging their memory) are taken up; a write
+    through `.data` is noticed where it touches one of 64 elements sampled per parameter, and
+    `refresh_master_weights()` takes up any other. The wrapped optimizer must not be stepped
+    itself any more.
+
+    `state` and `state_dict()` have torch's layout and begin empty: per parameter that has been
+    updated step, exp_avg, exp_avg_sq, and the fp32 `master` of a 16-bit weight. They load from
+    and into Adam and AdamW. The optimizer cannot be copied or pickled itself.
 
     Args:
         optimizer: the optimizer to wrap; its foreach and fused flags have no effect.
@@ -46,20 +63,23 @@ class DOSOptimizer(torch.optim.Optimizer):
         for index, group in enumerate(wrapped.param_groups):
             read_group(wrapped, index, group)
         self._trained = trained_parameters(wrapped)
+        adopted = {
+            index: read_saved(wrapped.state.get(p.tensor), p.tensor, p.name)
+            for index, p in enumerate(self._trained)
+        }
         tensors = [parameter.tensor for parameter in self._trained]
         self._engine = UpdateEngine(tensors, [p.group for p in self._trained], self.config)
         self._index_of = {tensor: index for index, tensor in enumerate(tensors)}
-        for index, tensor in enumerate(tensors):
-            if wrapped.state.get(tensor):
-                self._engine.state.adopt(index, wrapped.state[tensor])
+        with torch.no_grad():
+            load_saved(self._engine.state, adopted)
         # From here on nothing fails, so the wrapped optimizer may be changed.
         self._wrapped: torch.optim.Optimizer | None = None
         super().__init__(wrapped.param_groups, wrapped.defaults)
         self.param_groups = wrapped.param_groups
         self._wrapped = wrapped
         # One set of hooks too: those registered before wrapping keep being called.
-        self._optimizer_step_pre_hooks = wrapped._optimizer_step_pre_hooks
-        self._optimizer_step_post_hooks = wrapped._optimizer_step_post_hooks
+        for hooks in _HOOKS:
+            setattr(self, hooks, getattr(wrapped, hooks))
         wrapped.state.clear()
         self.state = StateView(self._engine.state, self._index_of)  # type: ignore[assignment]
         self._last_step: StepRecord | None = None
@@ -82,7 +102,7 @@ class DOSOptimizer(torch.optim.Optimizer):
                 parameter or gradient cannot be used. Nothing has been changed then.
             PoolError: called in a forked child.
         """
-        self._check_usable()
+        self._check_usable("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -95,47 +115,133 @@ class DOSOptimizer(torch.optim.Optimizer):
         """Stop all threads and give the pool back; idempotent. The state is gone with it."""
         self._engine.close()
 
+    def refresh_master_weights(self) -> None:
+        """Compare every weight in full with its fp32 master, and take up what was changed.
+
+        The remedy after writes through `.data`, which can go unnoticed. A master keeps what it
+        knows beyond a weight that is its rounding.
+
+        Raises:
+            ConfigError: the optimizer was closed.
+            PoolError: called in a forked child.
+        """
+        self._check_usable("refresh_master_weights")
+        with torch.no_grad():
+            self._engine.state.masters.refresh()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while constructing; later it is refused, since the pool has its final size.
+        """Add a group as torch's optimizers do; its parameters start at step 0.
+
+        Their state takes host memory of its own; what is there already stays where it is.
 
         Raises:
-            ConfigError: the optimizer has been made.
+            ConfigError: a parameter or an option of the group cannot be used.
+            PoolError: host memory is too small for the new state.
+            TypeError, ValueError: torch refuses the group. Nothing has been changed then.
         """
-        if getattr(self, "_wrapped", None) is not None:
-            _refuse(
-                "add_param_group", fix="give the wrapped optimizer all its groups, then wrap it"
+        if getattr(self, "_wrapped", None) is None:  # torch's own constructor
+            super().add_param_group(param_group)
+            return
+        self._check_usable("add_param_group")
+        given = dict(param_group) if isinstance(param_group, dict) else {}
+        count = len(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+            assert self._wrapped is not None
+            read_group(self._wrapped, count, param_group)
+            added = set(map(id, param_group["params"]))
+            self._admit(lambda tensor: id(tensor) in added and tensor.requires_grad)
+        except BaseException:
+            del self.param_groups[count:]
+            if given:
+                param_group.clear()
+                param_group.update(given)
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hyperparameters and state in torch's layout; `state` says what it holds.
+
+        Its tensors are views of the state wherever they can be: save or copy them before the
+        next step.
+
+        Raises:
+            ConfigError: the optimizer was closed, or a step failed half-way.
+            PoolError: called in a forked child.
+        """
+        self._check_usable("state_dict")
+        self._engine.check_whole("state_dict")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over hyperparameters and state from a state dict of this class, Adam or AdamW.
+
+        Each tensor is copied home from wherever it is, in pieces and without going through the
+        weight's dtype; a parameter without an entry is set back to step 0. A saved `master`
+        counts where its rounding is the weight at the next step, so that model and optimizer
+        may be loaded in either order; elsewhere the weight does.
+
+        Raises:
+            ConfigError: it does not fit, or the optimizer was closed. Nothing has been changed.
+            PoolError: called in a forked child; or it has state of frozen parameters, for which
+                host memory is too small. Nothing has been changed.
+        """
+        self._check_usable("load_state_dict")
+        assert self._wrapped is not None
+        given: Any = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            result = pre_hook(self, given)
+            given = given if result is None else result
+        read = read_state_dict(self._wrapped, given)
+        with torch.no_grad():
+            self._admit(lambda tensor: read.states[tensor] is not None)
+            load_saved(
+                self._engine.state,
+                {index: read.states[tensor] for tensor, index in self._index_of.items()},
             )
-        super().add_param_group(param_group)
+        read.set_groups(self._wrapped)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
 
-    def state_dict(self) -> NoReturn:
-        """Not available yet.
-
-        Raises:
-            ConfigError: always; `state` gives the tensors of each parameter.
-        """
-        _refuse("state_dict", fix="read optimizer.state[parameter]")
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> NoReturn:
-        """Not available yet.
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse copy, deepcopy and pickle, which would need a second pool.
 
         Raises:
             ConfigError: always.
         """
-        _refuse("load_state_dict", fix="load into the torch optimizer, then wrap that")
+        raise ConfigError(
+            "it owns threads and pinned memory and cannot be copied or pickled",
+            where="DOSOptimizer",
+            fix="save its state_dict(), and load that into a new DOSOptimizer",
+        )
 
-    def _check_usable(self) -> None:
+    def _admit(self, wanted: Callable[[torch.Tensor], bool]) -> None:
+        """Take in those of the `wanted` parameters in the groups that have no state yet."""
+        assert self._wrapped is not None
+        found = find_parameters(
+            self._wrapped,
+            lambda tensor: tensor not in self._index_of and wanted(tensor),
+            beside=self._trained,
+        )
+        if found:
+            tensors = [parameter.tensor for parameter in found]
+            self._engine.extend(tensors, [parameter.group for parameter in found])
+            self._index_of.update({t: i for i, t in enumerate(tensors, len(self._trained))})
+            self._trained += found
+
+    def _check_usable(self, where: str) -> None:
         if self._engine.closed:
-            raise ConfigError("the optimizer was closed", where="step", fix="make a new one")
+            raise ConfigError("the optimizer was closed", where=where, fix="make a new one")
         self._engine.check_process()
 
     def _step(self) -> None:
         assert self._wrapped is not None
-        self._check_usable()  # again: a closure may close the optimizer
+        self._check_usable("step")  # again: a closure may close the optimizer
         groups = self.param_groups
         hyper = [read_group(self._wrapped, index, group) for index, group in enumerate(groups)]
         for parameter in self._trained:
             parameter.check(groups)
-        check_frozen(self._wrapped, self._index_of)
+        # Frozen when the optimizer was made, and unfrozen since.
+        self._admit(lambda tensor: tensor.grad is not None)
         tensors = [parameter.tensor for parameter in self._trained]
         grads = read_gradients(tensors, [parameter.name for parameter in self._trained])
         counts = self._engine.state.steps
@@ -149,7 +255,3 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._last_step = self._engine.step(grads, scalars)
         # A scheduler on the wrapped optimizer looks here whether a step came before it.
         self._wrapped._opt_called = True  # type: ignore[attr-defined]
-
-
-def _refuse(method: str, *, fix: str) -> NoReturn:
-    raise ConfigError("not supported yet", where=f"DOSOptimizer.{method}", fix=fix)

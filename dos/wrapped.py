@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ _REFUSED_FLAGS = ("amsgrad", "capturable", "differentiable")
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """A parameter as it was when the optimizer was made."""
+    """A parameter as it was when the optimizer took it in."""
 
     tensor: torch.Tensor
     group: int
@@ -149,52 +149,59 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[TrainedParamete
     """All parameters that require a gradient, in the order of the groups, each once.
 
     Raises:
-        ConfigError: nothing to train, or a parameter that cannot be updated in place (dtype,
-            layout, tensor subclass, holes in memory), one that is listed twice, or two that
-            share memory.
+        ConfigError: nothing to train, or as `find_parameters`.
     """
-    found: dict[int, TrainedParameter] = {}
-    for index, group in enumerate(optimizer.param_groups):
-        for position, tensor in enumerate(group["params"]):
-            names = group.get("param_names")
-            name = f"param group {index}, parameter {position}"
-            if names:
-                name += f" {names[position]!r}"
-            if id(tensor) in found:
-                raise ConfigError("it is listed twice", where=name, fix="list every parameter once")
-            if tensor.requires_grad:
-                _check_parameter(tensor, name)
-                found[id(tensor)] = TrainedParameter(
-                    tensor=tensor,
-                    group=index,
-                    position=position,
-                    name=name,
-                    dtype=tensor.dtype,
-                    device=tensor.device,
-                    shape=tensor.shape,
-                    strides=tensor.stride(),
-                )
+    found = find_parameters(optimizer, lambda tensor: tensor.requires_grad)
     if not found:
         raise ConfigError(
             "no parameter requires a gradient",
             where="optimizer",
             fix="unfreeze something before making the optimizer",
         )
-    _check_apart(found.values())
-    return list(found.values())
+    return found
 
 
-def check_frozen(optimizer: torch.optim.Optimizer, trained: Mapping[torch.Tensor, int]) -> None:
-    """Refuse a gradient of a parameter that was frozen when the optimizer was made."""
+def find_parameters(
+    optimizer: torch.optim.Optimizer,
+    wanted: Callable[[torch.Tensor], bool],
+    beside: Sequence[TrainedParameter] = (),
+) -> list[TrainedParameter]:
+    """The `wanted` parameters, in the order of the groups, each once.
+
+    Args:
+        optimizer: whose groups are read.
+        wanted: which of their parameters.
+        beside: those that are trained already.
+
+    Raises:
+        ConfigError: a parameter that cannot be updated in place (dtype, layout, tensor subclass,
+            holes in memory), one that is listed twice, or two that share memory.
+    """
+    found: dict[int, TrainedParameter] = {}
     for index, group in enumerate(optimizer.param_groups):
         for position, tensor in enumerate(group["params"]):
-            if tensor.grad is not None and tensor not in trained:
-                raise ConfigError(
-                    "it has a gradient, but was frozen or absent when the optimizer was made, "
-                    "and has no state",
-                    where=f"param group {index}, parameter {position}",
-                    fix="make the optimizer after unfreezing and adding all that will be trained",
-                )
+            if not (id(tensor) in found or wanted(tensor)):
+                continue
+            names = group.get("param_names")
+            name = f"param group {index}, parameter {position}"
+            if names:
+                name += f" {names[position]!r}"
+            if id(tensor) in found:
+                raise ConfigError("it is listed twice", where=name, fix="list every parameter once")
+            _check_parameter(tensor, name)
+            found[id(tensor)] = TrainedParameter(
+                tensor=tensor,
+                group=index,
+                position=position,
+                name=name,
+                dtype=tensor.dtype,
+                device=tensor.device,
+                shape=tensor.shape,
+                strides=tensor.stride(),
+            )
+    if found:
+        _check_apart([*beside, *found.values()])
+    return list(found.values())
 
 
 def _check_apart(parameters: Iterable[TrainedParameter]) -> None:

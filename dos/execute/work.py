@@ -71,6 +71,11 @@ class Staging:
     device_grad: torch.Tensor | None = None
     device_weight: torch.Tensor | None = None
 
+    @property
+    def stage_bytes(self) -> int:
+        """Size of each staging buffer of weights; 0 without one."""
+        return self.stages[0].numel() if self.stages else 0
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:

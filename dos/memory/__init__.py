@@ -2,7 +2,7 @@
 
 from dos.memory.available import available_host_bytes
 from dos.memory.fence import Event, Fence
-from dos.memory.lease import Lease, RingLease
+from dos.memory.lease import Lease, RingLease, tensor_across
 from dos.memory.pinned import Slab
 from dos.memory.pool import Pool, PoolStats, Requirement
 from dos.memory.ring import Ring
@@ -22,4 +22,5 @@ __all__ = [
     "available_host_bytes",
     "bytes_text",
     "padded_bytes",
+    "tensor_across",
 ]

@@ -70,6 +70,35 @@ class Lease:
         return tensor_over(self._view[offset_bytes:end_bytes], dtype, shape, strides)
 
 
+def tensor_across(
+    parts: Sequence[tuple[Lease, int, int]],
+    dtype: torch.dtype,
+    shape: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> torch.Tensor | None:
+    """One tensor over parts of leases, if they lie one right behind the other, else None.
+
+    Its storage is exactly their bytes, and keeps the memory of all of them.
+
+    Args:
+        parts: per part its lease, first byte and number of bytes; at least one.
+        dtype: of the elements.
+        shape, strides: see `Lease.tensor`.
+
+    Raises:
+        PoolError: the pool is closed, or this process is a forked child.
+    """
+    first, offset_bytes, _ = parts[0]
+    end = start = first.address + offset_bytes
+    for lease, lease_offset_bytes, n_bytes in parts:
+        assert 0 <= lease_offset_bytes <= lease_offset_bytes + n_bytes <= lease.n_bytes, "outside"
+        if lease._slab is not first._slab or lease.address + lease_offset_bytes != end:
+            return None
+        end += n_bytes
+    view = first._slab.view(start - first._slab.address, end - start)
+    return tensor_over(view, dtype, shape, strides)
+
+
 class RingLease(Lease):
     """A piece of the ring, held until `release` or the end of its ``with`` block.
 

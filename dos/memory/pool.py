@@ -65,18 +65,24 @@ class Requirement:
             f"ring {bytes_text(self.ring_bytes)}"
         )
 
-    def check(self, budget_bytes: int | None) -> None:
+    def check(self, budget_bytes: int | None, *, held_bytes: int = 0) -> None:
         """Refuse what exceeds the budget or what this machine can give now.
+
+        Args:
+            budget_bytes: the most that may be taken; None for no limit.
+            held_bytes: what other pools hold of that budget.
 
         Raises:
             PoolError: lists all three kinds, the sum and the limit.
         """
         smaller = "a smaller ring_bytes or subgroup_size, or a larger resident_ratio"
-        if budget_bytes is not None and budget_bytes < self.total_bytes:
+        if budget_bytes is not None and budget_bytes < held_bytes + self.total_bytes:
+            beside = f", beside the {bytes_text(held_bytes)} held" if held_bytes else ""
             raise PoolError(
-                f"a budget of {bytes_text(budget_bytes)} is too small; the pool needs {self}",
+                f"a budget of {bytes_text(budget_bytes)} is too small; the pool needs "
+                f"{self}{beside}",
                 where="host_memory_bytes",
-                fix=f"raise host_memory_bytes to {self.total_bytes}, or set {smaller}",
+                fix=f"raise host_memory_bytes to {held_bytes + self.total_bytes}, or set {smaller}",
             )
         available_bytes = available_host_bytes()
         if available_bytes is not None and available_bytes < self.total_bytes:
@@ -110,6 +116,7 @@ class Pool:
         gradient_bytes: all gradient leases together, each rounded up to 64 bytes.
         ring_bytes: size of the ring.
         budget_bytes: the most that the pool may take; None: what the machine has.
+        held_bytes: what earlier pools of the same owner hold of that budget.
         device: the accelerator to pin for; None: no pinning.
         touch: called with the slab's address before it is pinned; see `Slab`.
 
@@ -129,12 +136,13 @@ class Pool:
         gradient_bytes: int,
         ring_bytes: int,
         budget_bytes: int | None = None,
+        held_bytes: int = 0,
         device: torch.device | None = None,
         touch: Callable[[int], None] | None = None,
     ) -> None:
         self.requirement = need = Requirement(state_bytes, gradient_bytes, ring_bytes)
-        need.check(budget_bytes)
-        self.slab = Slab(max(need.total_bytes, PAGE_BYTES), device=device, touch=touch)
+        need.check(budget_bytes, held_bytes=held_bytes)
+        self.slab = Slab(max(need.total_bytes, PAGE_BYTES), device=device)
         gradient_start = need.state_bytes
         ring_start = gradient_start + need.gradient_bytes
         self._state = _Region(self.slab, "state", 0, need.state_bytes, PAGE_BYTES)

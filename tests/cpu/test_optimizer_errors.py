@@ -269,24 +269,6 @@ def test_sparse_gradient_of_an_embedding_is_refused() -> None:
     assert_says(text, "param group 0, parameter 0", "sparse=False in nn.Embedding")
 
 
-def test_gradient_of_a_frozen_parameter_is_refused() -> None:
-    parameters = make_parameters()
-    parameters[1].requires_grad_(False)
-    optimizer = dos.DOSOptimizer(torch.optim.AdamW(parameters), device="virtual")
-    parameters[1].requires_grad_(True)
-    set_gradients(parameters)
-    text = refusal(optimizer.step)
-    optimizer.close()
-    assert_says(text, "param group 0, parameter 1", "frozen", "after unfreezing")
-
-
-@pytest.mark.parametrize("call", ["state_dict", "load_state_dict", "add_param_group"])
-def test_method_that_is_missing_says_so(made: Made, call: str) -> None:
-    arguments = () if call == "state_dict" else ({},)
-    text = refusal(lambda: getattr(made[2], call)(*arguments))
-    assert_says(text, f"DOSOptimizer.{call}", "not supported")
-
-
 # ---------------------------------------------------------------- without a device
 
 
