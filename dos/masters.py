@@ -13,7 +13,7 @@ from dos.memory.flat import flat
 SAMPLED = 64
 """Most elements of a parameter that are compared before each step."""
 
-_CHUNK_NUMEL = 1 << 22
+_CHUNK_NUMEL = 1 << 20
 """Elements compared at once where a whole parameter is: bounds the temporary memory."""
 
 

@@ -13,7 +13,7 @@ from dos.errors import ConfigError
 from dos.memory.flat import flat_like
 from dos.state import OptimizerState
 
-_CHUNK_NUMEL = 1 << 22
+_CHUNK_NUMEL = 1 << 20
 """Elements copied at once: bounds what a conversion of dtype takes on the source's device."""
 
 

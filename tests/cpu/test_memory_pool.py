@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dos.errors import PoolError
-from dos.memory import Pool, Requirement, available, available_host_bytes
+from dos.memory import Pool, Requirement, available, available_host_bytes, tensor_across
 from dos.memory import pool as pool_module
 
 KIB = 1 << 10
@@ -51,6 +51,46 @@ def test_kinds_lie_in_places_of_their_own() -> None:
     starts = [pool.state(1, "s"), pool.gradient(1, "g"), pool.ring.acquire(1, "r")]
     offsets = [lease.address - pool.slab.address for lease in starts]
     assert offsets == [0, 64 * KIB, 72 * KIB]
+
+
+def across(pool: Pool, gap: bool = False) -> torch.Tensor | None:
+    """Over the end of one lease and the start of the next, 1536 elements of 1, then of 2."""
+    first, second = pool.state(8 * KIB - 4 * gap, "a"), pool.state(8 * KIB, "b")
+    first.tensor(torch.float32).fill_(1.0)
+    second.tensor(torch.float32).fill_(2.0)
+    parts = [(first, 2 * KIB - 4 * gap, 6 * KIB), (second, 0, 6 * KIB)]
+    return tensor_across(parts, torch.float32, (2, 1536), (1536, 1))
+
+
+def test_a_tensor_across_adjacent_leases_holds_the_parts_of_both() -> None:
+    tensor = across(small_pool())
+    assert tensor is not None
+    assert tensor[:, 0].tolist() == tensor[:, -1].tolist() == [1.0, 2.0]
+
+
+def test_a_tensor_across_leases_has_a_storage_of_exactly_its_bytes() -> None:
+    tensor = across(small_pool())
+    assert tensor is not None
+    assert tensor.untyped_storage().nbytes() == 12 * KIB
+
+
+def test_a_tensor_across_leases_keeps_their_memory() -> None:
+    pool = small_pool()
+    tensor = across(pool)
+    pool.close()
+    del pool
+    gc.collect()
+    assert tensor is not None
+    assert tensor[1, -1] == 2.0
+
+
+def test_there_is_no_tensor_across_leases_with_a_gap_between() -> None:
+    assert across(small_pool(), gap=True) is None
+
+
+def test_there_is_no_tensor_across_leases_of_two_pools() -> None:
+    leases = [small_pool().state(4096, name) for name in "ab"]
+    assert tensor_across([(lease, 0, 4096) for lease in leases], torch.float32) is None
 
 
 def test_lease_tensor_has_its_own_storage_of_its_bytes() -> None:

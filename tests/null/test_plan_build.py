@@ -204,3 +204,10 @@ def test_importing_the_plan_loads_neither_torch_nor_numpy() -> None:
     code = "import sys, dos.plan; print(*sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@given(st.integers(0, 60), st.integers(0, 60), STRIDES, RATIOS)
+def test_more_subgroups_leave_the_placement_of_the_first_alone(
+    count: int, more: int, stride: str, ratio: str
+) -> None:
+    assert place(count + more, stride, ratio)[:count] == place(count, stride, ratio)

@@ -69,3 +69,20 @@ def test_offsets_put_segments_end_to_end(numels: list[int], size: int) -> None:
 def test_subgroups_are_numbered_in_order(numels: list[int], size: int) -> None:
     subgroups = cut(numels, size)
     assert [subgroup.index for subgroup in subgroups] == list(range(len(subgroups)))
+
+
+@given(NUMELS, SIZES, st.integers(0, 9), st.integers(0, 9))
+def test_counting_may_begin_anywhere(numels: list[int], size: int, first: int, at: int) -> None:
+    groups = [0] * len(numels)
+    moved = partition(numels, groups, size, first_parameter=first, first_subgroup=at)
+    cut_from_zero = partition(numels, groups, size)
+    assert [s.index - at for s in moved] == [s.index for s in cut_from_zero]
+    assert [[g.parameter - first for g in s.segments] for s in moved] == [
+        [g.parameter for g in s.segments] for s in cut_from_zero
+    ]
+
+
+@given(st.integers(1, 9000))
+def test_a_subgroup_of_a_page_or_more_ends_on_a_page(size: int) -> None:
+    full = partition([10_000], [0], size)[0].numel
+    assert full == (size if size < 1024 else size - size % 1024)
