@@ -126,6 +126,7 @@ class UpdateEngine:
         ]
         sizes = [*self._sizes, *(size_of(its, everything) for its in pieces)]
         plan = self._build(sizes, frozenset())
+        verify(plan)
         with torch.inference_mode(False):  # see __init__
             pool = self._reserve(pieces, plan, everything[0].device)
             try:
@@ -137,8 +138,7 @@ class UpdateEngine:
         self._pools.append(pool)
         self._parameters, self._sizes = everything, sizes
         self._subgroups += subgroups
-        self._plans.clear()
-        self.plan = self._plan(frozenset())
+        self.plan, self._plans = plan, {frozenset(): plan}
 
     def _reserve(
         self, pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, device: torch.device

@@ -181,16 +181,20 @@ class DOSOptimizer(torch.optim.Optimizer):
         may be loaded in either order; elsewhere the weight does.
 
         Raises:
-            ConfigError: it does not fit, or the optimizer was closed. Nothing has been changed.
+            ConfigError: it does not fit, the optimizer was closed, or a step failed half-way.
+                Nothing has been changed.
             PoolError: called in a forked child; or it has state of frozen parameters, for which
                 host memory is too small. Nothing has been changed.
         """
         self._check_usable("load_state_dict")
+        self._engine.check_whole("load_state_dict")
         assert self._wrapped is not None
         given: Any = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = pre_hook(self, given)
             given = given if result is None else result
+        for parameter in self._trained:
+            parameter.check(self.param_groups)
         read = read_state_dict(self._wrapped, given)
         with torch.no_grad():
             self._admit(lambda tensor: read.states[tensor] is not None)

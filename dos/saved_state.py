@@ -49,6 +49,10 @@ def read_saved(entry: object, parameter: torch.Tensor, where: str) -> SavedState
         kinds.append("master")
     for kind in kinds:
         _check_array(kind, entry.get(kind), parameter, where)
+    if step == 0:
+        if any(bool(entry[kind].any()) for kind in ("exp_avg", "exp_avg_sq")):
+            raise _misfit("its step is 0, but its averages are not", where)
+        return None
     return SavedState(int(step), {kind: entry[kind] for kind in kinds})
 
 
@@ -64,9 +68,10 @@ def load_saved(state: OptimizerState, saved: Mapping[int, SavedState | None]) ->
                 source = flat_like(array.detach(), state.parameters[index])
                 for home, start in state.parts(index, kind):
                     _copy(home, source[start : start + home.numel()])
-    # Zeros last: the source may be views of this very state.
+    # Zeros last: the source may be views of this very state. What was never stepped is zero,
+    # and its pages, perhaps, not there yet.
     for index, its in saved.items():
-        if its is None:
+        if its is None and state.steps[index]:
             for kind in ("exp_avg", "exp_avg_sq"):
                 for home, _ in state.parts(index, kind):
                     home.zero_()

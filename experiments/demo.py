@@ -37,7 +37,7 @@ from perfmodel.report import plot_timeline
 
 TEXT_BYTES = 4 << 20
 SEQUENCES, LENGTH, WIDTH, LAYERS, HEADS = 16, 128, 256, 4, 8
-SUBGROUP_SIZE = 160_000
+SUBGROUP_SIZE = 156 * 1024
 LEARNING_RATE, WARMUP_STEPS = 2e-3, 10
 AVERAGED_STEPS = 10
 """The loss reported is the mean of this many steps: single batches are noisy."""

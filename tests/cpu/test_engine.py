@@ -33,3 +33,9 @@ def test_a_step_after_a_torn_one_is_refused(torn: dos.DOSOptimizer) -> None:
 
 def test_a_torn_step_does_not_count(torn: dos.DOSOptimizer) -> None:
     assert len(torn.state) == 0
+
+
+@pytest.mark.parametrize("call", ["state_dict", "load_state_dict"])
+def test_after_a_torn_step_nothing_is_saved_or_loaded(torn: dos.DOSOptimizer, call: str) -> None:
+    with pytest.raises(dos.ConfigError, match=f"^{call}: an earlier step failed half-way"):
+        getattr(torn, call)(*([{}] if call == "load_state_dict" else []))

@@ -202,3 +202,13 @@ def test_loading_its_own_views_changes_nothing() -> None:
     take_steps(optimizer, parameters, range(3, 6))
     take_steps(same, others, range(3, 6))
     assert_same(parameters, others)
+
+
+@each_plan
+def test_state_of_torch_that_was_never_stepped_is_none(plan: dict[str, Any]) -> None:
+    parameters, optimizer = after_three(plan)
+    saved = copy.deepcopy(optimizer.state_dict())
+    for value in saved["state"][0].values():
+        value.zero_()
+    optimizer.load_state_dict(saved)
+    assert parameters[0] not in optimizer.state

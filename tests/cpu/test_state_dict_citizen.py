@@ -106,6 +106,7 @@ REFUSED: dict[str, Callable[[dict[str, Any]], object]] = {
     "missing": lambda d: d["state"][0].pop("exp_avg_sq"),
     "step": lambda d: d["state"][1].update(step=torch.tensor(1.5)),
     "whole number": lambda d: d["state"][1].update(step=-1),
+    "step is 0": lambda d: d["state"][1].update(step=0),
     "lr is inf": lambda d: d["param_groups"][1].update(lr=float("inf")),
     "hyperparameter": lambda d: d["param_groups"][1].pop("betas"),
     "amsgrad": lambda d: d["param_groups"][0].update(amsgrad=True),
