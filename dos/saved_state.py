@@ -59,8 +59,9 @@ def read_saved(entry: object, parameter: torch.Tensor, where: str) -> SavedState
 def load_saved(state: OptimizerState, saved: Mapping[int, SavedState | None]) -> None:
     """Copy into the state, by parameter, what `saved` has; zeros and no step where it has None.
 
-    Masters are met with their weights at the next step, since a model may be loaded after its
-    optimizer.
+    A source in another memory order than its parameter's takes a copy of that one tensor where
+    it is; nothing else is kept. Masters are met with their weights at the next step, since a
+    model may be loaded after its optimizer.
     """
     for index, its in saved.items():
         if its is not None:

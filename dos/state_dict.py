@@ -41,9 +41,9 @@ def read_state_dict(optimizer: torch.optim.Optimizer, state_dict: Any) -> SavedO
     groups = optimizer.param_groups
     try:
         saved_groups = deepcopy(state_dict["param_groups"])
-        entries = state_dict["state"]
+        entry_of = state_dict["state"].get
         counts = [len(saved["params"]) for saved in saved_groups]
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise _misfit(f"it has not the layout of torch's: {error!r}", "state dict") from None
     if len(saved_groups) != len(groups):
         what = f"it has {len(saved_groups)} param groups, the optimizer {len(groups)}"
@@ -58,7 +58,7 @@ def read_state_dict(optimizer: torch.optim.Optimizer, state_dict: Any) -> SavedO
             zip(saved["params"], group["params"], strict=True)
         ):
             place = f"{where}, parameter {position}"
-            read.states[tensor] = read_saved(entries.get(key), tensor, place)
+            read.states[tensor] = read_saved(entry_of(key), tensor, place)
     return read
 
 

@@ -15,7 +15,7 @@ class StateView(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
     And `master`, the fp32 master of a 16-bit weight. Each tensor lies on the CPU in a storage
     of exactly its bytes. It is the state itself where the parameter's pieces adjoin in host
     memory; otherwise (residents, subgroups below 1,024 elements) it is put together for each
-    access, and writing to it changes nothing.
+    access, and writing to it changes nothing; so it is with `step`.
     """
 
     def __init__(self, state: OptimizerState, index_of: Mapping[torch.Tensor, int]) -> None:

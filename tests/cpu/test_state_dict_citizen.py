@@ -100,6 +100,7 @@ def test_a_hook_may_replace_what_is_loaded() -> None:
 
 REFUSED: dict[str, Callable[[dict[str, Any]], object]] = {
     "layout": lambda d: d.pop("state"),
+    "not the layout": lambda d: d.update(state=[]),
     "param groups": lambda d: d["param_groups"].pop(),
     "parameters": lambda d: d["param_groups"][1]["params"].pop(),
     "shape": lambda d: d["state"][0].update(exp_avg=torch.zeros(3)),
@@ -136,6 +137,13 @@ def test_a_dict_that_does_not_fit_is_refused_and_changes_nothing(message: str) -
     with pytest.raises(dos.ConfigError, match=message):
         optimizer.load_state_dict(saved)
     assert contents(optimizer) == before
+
+
+def test_after_a_group_was_removed_loading_is_refused() -> None:
+    _, optimizer = after_three({"device": "cpu"})
+    del optimizer.param_groups[1]
+    with pytest.raises(dos.ConfigError, match="replaced in its param group"):
+        optimizer.load_state_dict({"state": {}, "param_groups": []})
 
 
 @pytest.mark.parametrize("call", ["state_dict", "load_state_dict", "refresh_master_weights"])
