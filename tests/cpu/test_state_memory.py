@@ -1,4 +1,4 @@
-"""Saving and loading take no second copy of the state, measured in a process of its own."""
+"""Saving, loading and the step after it take no second copy of the state: peaks, measured."""
 
 from __future__ import annotations
 
@@ -55,14 +55,17 @@ state_bytes = sum(
 saving = growth_bytes(lambda: torch.save(optimizer.state_dict(), sys.argv[3]))
 saved = torch.load(sys.argv[3])
 loading = growth_bytes(lambda: optimizer.load_state_dict(saved))
-saved = None
-print(json.dumps({"state": state_bytes, "saving": saving, "loading": loading}))
+for parameter in parameters:
+    parameter.grad = torch.ones_like(parameter)
+stepping = growth_bytes(optimizer.step)
+figures = {"state": state_bytes, "saving": saving, "loading": loading, "stepping": stepping}
+print(json.dumps(figures))
 """
 
 
 @cache
 def measured(dtype: str, device: str, file: Path) -> dict[str, int]:
-    """Bytes of the state, and by how much saving and loading it raise the process's peak."""
+    """Bytes of the state, and by how much each act raises the process's peak."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, dtype, device, str(file)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -83,7 +86,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak cannot be reset"
 )
-@pytest.mark.parametrize("act", ["saving", "loading"])
+@pytest.mark.parametrize("act", ["saving", "loading", "stepping"])
 @pytest.mark.parametrize(
     ("dtype", "device"),
     [("float32", "cpu"), ("bfloat16", "cpu"), ("float32", "virtual"), ("bfloat16", "virtual")],
