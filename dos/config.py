@@ -97,6 +97,16 @@ class DOSConfig(_Options):
         strict=True,
         description="bind each CPU thread to a core of its own; a caller of step() only meanwhile",
     )
+    wire: Literal["auto", "native", "fp32"] = Field(
+        default="auto",
+        description='how gradients travel to the host: "native" in their own 16 bits, "fp32" '
+        'widened on the device; the same bits of training. "auto" is native',
+    )
+    release_grads: bool = Field(
+        default=False,
+        strict=True,
+        description="free p.grad as soon as it is sent; torch's own clipping is then refused",
+    )
 
     @field_validator("stride", mode="before")
     @classmethod

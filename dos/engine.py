@@ -6,7 +6,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Literal, cast
+from dataclasses import replace
+from typing import Literal
+from typing import cast as as_type
 
 import torch
 from torch.autograd.graph import increment_version
@@ -15,20 +17,25 @@ from dos.config import DOSConfig, VirtualDevice
 from dos.errors import ConfigError
 from dos.execute.backend import Backend, Device
 from dos.execute.devices import choose_backend
-from dos.execute.interpreter import Interpreter, StepRecord
-from dos.execute.work import Piece, StepInputs, StepWork
+from dos.execute.interpreter import Interpreter
+from dos.execute.record import NO_BACKWARD, StepRecord
+from dos.execute.work import DTYPES, Piece, StepInputs, StepWork
 from dos.execute.worker import HostBackend
-from dos.kernels import adam
+from dos.kernels import adam, cast
+from dos.kernels.cast import Examined
 from dos.kernels.scalars import AdamScalars
 from dos.memory import Pool
 from dos.memory.flat import flat
 from dos.plan import Subgroup, SubgroupSize, UpdatePlan, build, partition, verify
+from dos.sending import GradientSender
 from dos.state import OptimizerState, pieces_of, requirement, size_of
 from perfmodel.profile import H100_NODE, NodeProfile
 from perfmodel.solve import balanced_stride
 
 _PLANS_KEPT = 16
-"""Plans kept for reuse: one per set of subgroups without a gradient."""
+"""Plans kept for reuse: one per set of subgroups without a gradient, and of gradients sent."""
+
+_PlanKey = tuple[tuple[SubgroupSize, ...], frozenset[int]]
 
 
 class UpdateEngine:
@@ -54,9 +61,9 @@ class UpdateEngine:
         self._config = config
         self._parameters: list[torch.Tensor] = []
         self._subgroups: list[Subgroup] = []
-        self._sizes: list[SubgroupSize] = []
+        self._sizes: tuple[SubgroupSize, ...] = ()
         self._pools: list[Pool] = []
-        self._plans: dict[frozenset[int], UpdatePlan] = {}
+        self._plans: dict[_PlanKey, UpdatePlan] = {}
         self._torn = False
         # Memory made under inference_mode could not be updated outside of it.
         with torch.inference_mode(False), ExitStack() as cleanup:
@@ -65,12 +72,16 @@ class UpdateEngine:
             self._interpreter = Interpreter(self._backend)
             cleanup.callback(self._interpreter.close)
             host_parameters = isinstance(self._backend, HostBackend)
-            self._device = None if host_parameters else cast(Device, self._backend)
+            self._device = None if host_parameters else as_type(Device, self._backend)
             self._build = _builder(config, host_parameters=host_parameters)
-            self._threads = adam.make_pool(config.threads)
-            if self._threads is not None:
-                cleanup.callback(self._threads.close)
+            self._threads = adam.make_pool(config.threads, pin=config.pin_threads)
+            cleanup.callback(self._threads.close)
             self.state = OptimizerState(self._device)
+            # Where gradients lie in host memory already, there is nothing to send.
+            self.sender: GradientSender | None = None
+            if self._device is not None:
+                self.sender = GradientSender(self._device, release=config.release_grads)
+                cleanup.callback(self.sender.close)
             self._cleanup = cleanup
             self.extend(parameters, groups)
             self._cleanup = cleanup.pop_all()
@@ -121,10 +132,15 @@ class UpdateEngine:
             first_subgroup=len(self._subgroups),
         )
         pieces = [
-            pieces_of(subgroup, everything, host_parameters=self._device is None)
+            pieces_of(
+                subgroup,
+                everything,
+                host_parameters=self._device is None,
+                widen=self._config.wire == "fp32",
+            )
             for subgroup in subgroups
         ]
-        sizes = [*self._sizes, *(size_of(its, everything) for its in pieces)]
+        sizes = (*self._sizes, *(size_of(its, everything) for its in pieces))
         plan = self._build(sizes, frozenset())
         verify(plan)
         with torch.inference_mode(False):  # see __init__
@@ -138,7 +154,9 @@ class UpdateEngine:
         self._pools.append(pool)
         self._parameters, self._sizes = everything, sizes
         self._subgroups += subgroups
-        self.plan, self._plans = plan, {frozenset(): plan}
+        self.plan, self._plans = plan, {(sizes, frozenset()): plan}
+        if self.sender is not None:
+            self.sender.extend(parameters, self.state.subgroups, self.state.staging)
 
     def _reserve(
         self, pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, device: torch.device
@@ -157,6 +175,7 @@ class UpdateEngine:
             budget_bytes=self._config.host_memory_bytes,
             held_bytes=sum(pool.requirement.total_bytes for pool in self._pools),
             device=device,
+            touch=lambda address: adam.first_touch(need.blocks(address), self._threads),
         )
 
     def check_process(self) -> None:
@@ -194,17 +213,21 @@ class UpdateEngine:
             if all(grads[segment.parameter] is None for segment in subgroup.segments)
         )
         weights = [flat(parameter) for parameter in self._parameters]
+        arrived, backward = frozenset[int](), NO_BACKWARD
+        if self.sender is not None:
+            arrived, backward = self.sender.settle(grads)
+        inputs = StepInputs(weights, grads, scalars, arrived)
         work = StepWork(
             self.state.subgroups,
             self.state.staging,
-            StepInputs(weights, grads, scalars),
+            inputs,
             device=self._device,
             pool=self._threads,
         )
-        plan = self._plan(absent)
+        plan = self._plan(self._still_to_send(inputs), absent)
         # Until the step is over, some subgroups are a step ahead of the others.
         self._torn = True
-        record = self._interpreter.run(plan, work)
+        record = self._interpreter.run(plan, work, backward)
         self._torn = False
         for index, grad in enumerate(grads):
             if grad is not None:
@@ -219,19 +242,52 @@ class UpdateEngine:
         self._finalizer()
         self.state.drop()
 
-    def _plan(self, absent: frozenset[int]) -> UpdatePlan:
-        if absent not in self._plans:
-            plan = self._build(self._sizes, absent)
+    def discard_gradients(self) -> None:
+        """Forget gradients that were sent: they are about to be zeroed, or the step is skipped."""
+        if self.sender is not None:
+            self.sender.discard()
+
+    def examine(self, grads: Sequence[torch.Tensor | None]) -> list[Examined | None]:
+        """What each gradient is known by as it is now: its norm, finiteness, fingerprint.
+
+        Args:
+            grads: as for `step`.
+        """
+        if self.sender is not None:
+            return self.sender.examine(grads)
+        return [None if grad is None else self._examine(grad) for grad in grads]
+
+    def _examine(self, grad: torch.Tensor) -> Examined:
+        dtype = DTYPES[grad.dtype]
+        return cast.examine(grad.data_ptr(), grad.numel(), dtype, pool=self._threads)
+
+    def _still_to_send(self, inputs: StepInputs) -> tuple[SubgroupSize, ...]:
+        """The sizes of the subgroups, their gradients as far as they have not arrived."""
+        if not inputs.arrived:
+            return self._sizes
+        sizes = list(self._sizes)
+        for index, memory in enumerate(self.state.subgroups):
+            present = [p for p in memory.pieces if inputs.scalars[p.parameter] is not None]
+            missing = [p for p in present if p.parameter not in inputs.arrived]
+            if len(missing) < len(present):
+                n_bytes = sum(piece.grad_bytes for piece in missing)
+                sizes[index] = replace(sizes[index], grad_bytes=n_bytes)
+        return tuple(sizes)
+
+    def _plan(self, sizes: tuple[SubgroupSize, ...], absent: frozenset[int]) -> UpdatePlan:
+        key = (sizes, absent)
+        if key not in self._plans:
+            plan = self._build(sizes, absent)
             verify(plan)
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[absent] = plan
-        return self._plans[absent]
+            self._plans[key] = plan
+        return self._plans[key]
 
 
 def _builder(
     config: DOSConfig, *, host_parameters: bool
-) -> Callable[[Sequence[SubgroupSize], frozenset[int]], UpdatePlan]:
+) -> Callable[[tuple[SubgroupSize, ...], frozenset[int]], UpdatePlan]:
     """Makes the plan of a step over subgroups of these sizes, some of them without a gradient."""
     stride = config.stride
     if host_parameters:

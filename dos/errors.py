@@ -34,6 +34,10 @@ class ConfigError(DOSError):
     """An option, a parameter or a param group cannot be used."""
 
 
+class NonFiniteError(DOSError, RuntimeError):
+    """A norm of gradients is infinite or NaN, and the caller asked to be told."""
+
+
 class PlanError(DOSError):
     """A plan breaks one of the rules that `dos.plan.verify` checks, or does not parse."""
 

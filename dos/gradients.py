@@ -8,21 +8,44 @@ import torch
 
 from dos.errors import ConfigError
 from dos.memory.flat import flat_like
+from dos.released import ReleasedGradient
+from dos.sending import GradientSender
 
 
 def read_gradients(
-    parameters: Sequence[torch.Tensor], names: Sequence[str]
+    parameters: Sequence[torch.Tensor], names: Sequence[str], sender: GradientSender | None
 ) -> list[torch.Tensor | None]:
     """Each parameter's `.grad`, 1-D in the memory order of the parameter; None where it has none.
 
+    A gradient that was sent and released is what `sender` has behind its stand-in.
+
     Raises:
-        ConfigError: a gradient is sparse or complex, or has another dtype or device than its
-            parameter; `names` says whose.
+        ConfigError: a gradient is sparse or complex, has another dtype or device than its
+            parameter, or was released in an earlier step; `names` says whose.
     """
     return [
-        None if p.grad is None else _checked(p, p.grad, name)
-        for p, name in zip(parameters, names, strict=True)
+        None if p.grad is None else _read(p, p.grad, name, index, sender)
+        for index, (p, name) in enumerate(zip(parameters, names, strict=True))
     ]
+
+
+def _read(
+    parameter: torch.Tensor,
+    grad: torch.Tensor,
+    name: str,
+    index: int,
+    sender: GradientSender | None,
+) -> torch.Tensor:
+    if not isinstance(grad, ReleasedGradient):
+        return _checked(parameter, grad, name)
+    behind = None if sender is None else sender.behind(index)
+    if behind is None:
+        raise ConfigError(
+            "its gradient was released by an earlier step",
+            where=name,
+            fix="call zero_grad() after every step, or set release_grads=False",
+        )
+    return behind
 
 
 def _checked(parameter: torch.Tensor, grad: torch.Tensor, name: str) -> torch.Tensor:

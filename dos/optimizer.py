@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -10,10 +11,13 @@ import torch
 from dos.config import DOSConfig
 from dos.engine import UpdateEngine
 from dos.errors import ConfigError
-from dos.execute.interpreter import StepRecord
+from dos.execute.record import Recording, StepRecord
+from dos.grad_scale import check_finite, loss_unscaling, total_norm
 from dos.gradients import read_gradients
+from dos.kernels import norm
 from dos.kernels.scalars import AdamScalars
 from dos.plan import UpdatePlan
+from dos.released import drop_stand_ins
 from dos.saved_state import load_saved, read_saved
 from dos.state_dict import read_state_dict
 from dos.state_views import StateView
@@ -50,12 +54,15 @@ class DOSOptimizer(torch.optim.Optimizer):
     Args:
         optimizer: the optimizer to wrap; its foreach and fused flags have no effect.
         **options: the fields of `dos.DOSConfig`: stride, subgroup_size, device,
-            resident_ratio, device_slots, host_memory_bytes, ring_bytes, threads.
+            resident_ratio, device_slots, host_memory_bytes, ring_bytes, threads, pin_threads,
+            wire, release_grads.
 
     Raises:
         ConfigError: an option, the optimizer or a parameter cannot be used.
         PoolError: host memory is too small for state, gradients and staging.
     """
+
+    _step_supports_amp_scaling = True
 
     def __init__(self, optimizer: torch.optim.Optimizer, **options: Any) -> None:
         self.config = DOSConfig(**options)
@@ -83,6 +90,8 @@ class DOSOptimizer(torch.optim.Optimizer):
         wrapped.state.clear()
         self.state = StateView(self._engine.state, self._index_of)  # type: ignore[assignment]
         self._last_step: StepRecord | None = None
+        self._clip_scale = 1.0
+        self._recording: Recording | None = None
 
     @property
     def plan(self) -> UpdatePlan:
@@ -110,6 +119,71 @@ class DOSOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             self._step()
         return loss
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last step for a logger, flat: times, bytes, rates; empty before the first.
+
+        Waits for what the step has left running on the device.
+        """
+        return {} if self._last_step is None else self._last_step.metrics()
+
+    def record_trace(self, path: str | Path, steps: int = 3) -> None:
+        """Record the next `steps` steps, backwards included, and write them to `path`.
+
+        The file is a Chrome trace, written when the last of them is over; Perfetto opens it.
+
+        Raises:
+            ConfigError: fewer than one step.
+        """
+        if steps < 1:
+            raise ConfigError(f"{steps} steps", where="record_trace", fix="record at least 1")
+        self._recording = Recording(Path(path), steps)
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> torch.Tensor:
+        """Clip all gradients of this optimizer together to `max_norm`, in the next `step`.
+
+        As `torch.nn.utils.clip_grad_norm_`, but `p.grad` stays as it is: the factor goes into
+        the update, which costs no pass over the gradients. It applies to whatever gradients the
+        next step finds; `zero_grad` drops it.
+
+        Args:
+            max_norm: the norm that is not exceeded.
+            norm_type: 2 or infinity.
+            error_if_nonfinite: raise if the norm is infinite or NaN.
+
+        Returns:
+            The norm before clipping, float64, on the CPU. It is that of the gradients as they
+            are stored, summed in float64 (torch sums 16-bit gradients in less and may
+            overflow), the same bits on any device and under any schedule.
+
+        Raises:
+            ConfigError: another norm, or a negative `max_norm`.
+            NonFiniteError: the norm is not finite and `error_if_nonfinite` is set; nothing has
+                been changed.
+        """
+        self._check_usable("clip_grad_norm_")
+        with torch.no_grad():
+            examined = [its for its in self._engine.examine(self._read_gradients()) if its]
+        total = total_norm(examined, norm_type) * self._clip_scale  # as they will be used
+        if error_if_nonfinite:
+            check_finite(total)
+        self._clip_scale *= norm.clip_scale(total, max_norm)
+        return torch.tensor(total, dtype=torch.float64)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients, and drop what `clip_grad_norm_` has prepared.
+
+        What runs on the current stream after it waits for gradients that are being sent.
+        """
+        self._clip_scale = 1.0
+        self._engine.discard_gradients()
+        drop_stand_ins(parameter.tensor for parameter in self._trained)
+        super().zero_grad(set_to_none)
 
     def close(self) -> None:
         """Stop all threads and give the pool back; idempotent. The state is gone with it."""
@@ -246,16 +320,29 @@ class DOSOptimizer(torch.optim.Optimizer):
             parameter.check(groups)
         # Frozen when the optimizer was made, and unfrozen since.
         self._admit(lambda tensor: tensor.grad is not None)
-        tensors = [parameter.tensor for parameter in self._trained]
-        grads = read_gradients(tensors, [parameter.name for parameter in self._trained])
+        grads = self._read_gradients()
+        # A scheduler on the wrapped optimizer looks here whether a step came before it.
+        self._wrapped._opt_called = True  # type: ignore[attr-defined]
+        unscaling = loss_unscaling(self)
+        if unscaling is None:
+            self._engine.discard_gradients()
+            self._clip_scale = 1.0
+            return
+        scale = self._clip_scale * unscaling
         counts = self._engine.state.steps
         made: dict[tuple[int, int], AdamScalars] = {}
         scalars: list[AdamScalars | None] = []
         for parameter, grad, count in zip(self._trained, grads, counts, strict=True):
             key = (parameter.group, count + 1)
             if grad is not None and key not in made:
-                made[key] = hyper[parameter.group].scalars(count + 1)
+                made[key] = hyper[parameter.group].scalars(count + 1, scale)
             scalars.append(None if grad is None else made[key])
         self._last_step = self._engine.step(grads, scalars)
-        # A scheduler on the wrapped optimizer looks here whether a step came before it.
-        self._wrapped._opt_called = True  # type: ignore[attr-defined]
+        if self._recording is not None and self._recording.add(self._last_step):
+            self._recording = None
+        self._clip_scale = 1.0
+
+    def _read_gradients(self) -> list[torch.Tensor | None]:
+        tensors = [parameter.tensor for parameter in self._trained]
+        names = [parameter.name for parameter in self._trained]
+        return read_gradients(tensors, names, self._engine.sender)

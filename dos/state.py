@@ -19,10 +19,17 @@ _KINDS = ("master", "exp_avg", "exp_avg_sq")
 
 
 def pieces_of(
-    subgroup: Subgroup, parameters: Sequence[torch.Tensor], *, host_parameters: bool
+    subgroup: Subgroup,
+    parameters: Sequence[torch.Tensor],
+    *,
+    host_parameters: bool,
+    widen: bool = False,
 ) -> tuple[Piece, ...]:
-    """The segments of `subgroup` with their offsets in its memory."""
-    pieces, master, wire_bytes = [], 0, 0
+    """The segments of `subgroup` with their offsets in its memory.
+
+    With `widen` gradients are sent in fp32, else in the dtype of their weights.
+    """
+    pieces, master, grad_bytes, weight_bytes = [], 0, 0, 0
     for segment, offset in zip(subgroup.segments, subgroup.offsets, strict=True):
         parameter = parameters[segment.parameter]
         # An fp32 weight in host memory is its own master where it lies.
@@ -33,21 +40,26 @@ def pieces_of(
             stop=segment.stop,
             offset=offset,
             master_offset=None if own else master,
-            wire_offset_bytes=wire_bytes,
+            grad_dtype=torch.float32 if widen else parameter.dtype,
+            grad_offset_bytes=grad_bytes,
+            weight_offset_bytes=weight_bytes,
         )
         pieces.append(piece)
         master += 0 if own else piece.numel
         # Each on a cache line of its own, so that any dtype is aligned behind any other.
-        wire_bytes += padded_bytes(piece.numel * parameter.element_size(), LINE_BYTES)
+        grad_bytes += padded_bytes(piece.grad_bytes, LINE_BYTES)
+        weight_bytes += padded_bytes(piece.numel * parameter.element_size(), LINE_BYTES)
     return tuple(pieces)
 
 
 def size_of(pieces: Sequence[Piece], parameters: Sequence[torch.Tensor]) -> SubgroupSize:
-    """What a subgroup of these pieces holds and moves; gradients have the weights' dtype."""
+    """What a subgroup of these pieces holds and moves."""
     last = pieces[-1]
-    wire_bytes = last.wire_offset_bytes + last.numel * parameters[last.parameter].element_size()
+    weight_bytes = last.numel * parameters[last.parameter].element_size()
     return SubgroupSize(
-        numel=sum(piece.numel for piece in pieces), grad_bytes=wire_bytes, weight_bytes=wire_bytes
+        numel=sum(piece.numel for piece in pieces),
+        grad_bytes=last.grad_offset_bytes + last.grad_bytes,
+        weight_bytes=last.weight_offset_bytes + weight_bytes,
     )
 
 
@@ -259,7 +271,9 @@ def _staging(plan: UpdatePlan, pool: Pool, device: Device | None, held: Staging)
         return held
     sizes = list(zip(plan.sizes, plan.placement, strict=True))
     streamed = max((s.numel for s, at in sizes if at is Placement.STREAMED), default=0)
-    wire_bytes = max((s.weight_bytes for s, at in sizes if at is Placement.HOST), default=0)
+    on_host = [size for size, at in sizes if at is Placement.HOST]
+    grad_bytes = max((size.grad_bytes for size in on_host), default=0)
+    weight_bytes = max((size.weight_bytes for size in on_host), default=0)
     f32 = torch.float32
     slots, stages = held.slots, held.stages
     device_grad, device_weight = held.device_grad, held.device_weight
@@ -268,12 +282,13 @@ def _staging(plan: UpdatePlan, pool: Pool, device: Device | None, held: Staging)
             (device.empty(streamed, f32), device.empty(streamed, f32), device.empty(streamed, f32))
             for _ in range(plan.slots)
         )
-    if wire_bytes > held.stage_bytes:
+    if weight_bytes > held.stage_bytes:
         # Held as long as the optimizer lives: a step never waits for a staging buffer.
         stages = tuple(
-            pool.ring.acquire(wire_bytes, f"weight staging buffer {i}").tensor(torch.uint8)
+            pool.ring.acquire(weight_bytes, f"weight staging buffer {i}").tensor(torch.uint8)
             for i in range(plan.stages)
         )
-        device_grad = device.empty(wire_bytes, torch.uint8)
-        device_weight = device.empty(wire_bytes, torch.uint8)
+        device_weight = device.empty(weight_bytes, torch.uint8)
+    if grad_bytes > (0 if device_grad is None else device_grad.numel()):
+        device_grad = device.empty(grad_bytes, torch.uint8)
     return Staging(slots, stages, device_grad, device_weight)

@@ -72,8 +72,8 @@ class Hyperparameters:
     maximize: bool
     decoupled: bool
 
-    def scalars(self, step: int) -> AdamScalars:
-        """The kernels' scalars at step count `step`, 1 at the first."""
+    def scalars(self, step: int, scale: float = 1.0) -> AdamScalars:
+        """The kernels' scalars at step count `step`, 1 at the first, gradients times `scale`."""
         return AdamScalars.at_step(
             lr=self.lr,
             beta1=self.beta1,
@@ -83,6 +83,7 @@ class Hyperparameters:
             step=step,
             decoupled=self.decoupled,
             maximize=self.maximize,
+            scale=scale,
         )
 
 

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import dos
-from dos.execute.interpreter import StepRecord
+from dos.execute.record import StepRecord
 from dos.trace import write_trace
 from experiments.pacing import MeasuredSteps, time_scale_for
 from experiments.text import VOCABULARY, batch, standard_library_text, unigram_entropy_nats

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 import dos
-from dos.execute.interpreter import StepRecord
+from dos.execute.record import StepRecord
 from perfmodel.profile import NodeProfile
 
 SLOT_PER_SOLO = 16

@@ -10,8 +10,11 @@ import torch
 
 from dos.execute.backend import Event, Interval, Stream
 from dos.execute.worker import WorkerStream
+from dos.kernels import torch_cast
+from dos.kernels.cast import Examined
 from dos.kernels.device import device_kernels
 from dos.kernels.scalars import AdamScalars
+from dos.kernels.torch_cast import DeviceExamined
 from dos.plan import Lane, Op
 
 
@@ -58,16 +61,20 @@ class DeviceStream:
 
     def run(self, op: Op, link_bytes: int, numel: int, work: Callable[[], None]) -> DeviceEvent:
         """Enqueue `work`, which carries out `op`, without waiting for it."""
-        torch.accelerator.set_stream(self.stream)
         start = torch.Event(device=self._device, enable_timing=True)
         end = torch.Event(device=self._device, enable_timing=True)
         start.record(self.stream)
+        # Hooks of autograd run on a thread whose current stream is that of backward.
+        before = torch.accelerator.current_stream(self._device)
+        torch.accelerator.set_stream(self.stream)
         try:
             work()
         except BaseException:
             # No event will cover the copies that it has already enqueued.
             self.stream.synchronize()
             raise
+        finally:
+            torch.accelerator.set_stream(before)
         end.record(self.stream)
         assert self.clock is not None, "run before begin"
         return DeviceEvent(self.clock, start, end)
@@ -99,8 +106,8 @@ class AcceleratorBackend:
         so the device's clock is tied to the host's.
         """
         # The last step's PUBLISHes still read the staging buffers; the stream that waits for
-        # them may have been another than the current one.
-        self._drain()
+        # them may have been another than the current one. Gradients may still be on their way.
+        self._device_streams[Lane.H2D].stream.synchronize()
         base = torch.Event(device=self._device, enable_timing=True)
         base.record(torch.accelerator.current_stream(self._device))
         for lane in self._device_streams.values():
@@ -133,6 +140,22 @@ class AcceleratorBackend:
     ) -> None:
         """One Adam update of flat 1-D device tensors, on the current stream."""
         self._kernels.update(p, m, v, g, w, scalars)
+
+    def mark(self) -> DeviceEvent:
+        """What the caller's current stream has been given so far, as an event."""
+        clock = self._device_streams[Lane.D2H].clock
+        assert clock is not None, "mark before begin"
+        event = torch.Event(device=self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
+        return DeviceEvent(clock, event, event)
+
+    def examine(self, grad: torch.Tensor) -> DeviceExamined:
+        """Look at a flat gradient on the caller's current stream, without waiting for it."""
+        return self._kernels.examine(grad)
+
+    def read(self, readings: Sequence[DeviceExamined]) -> list[Examined]:
+        """What was found, in their order; waits for the device once."""
+        return torch_cast.on_host(readings)
 
     def release(self, slot: Sequence[torch.Tensor]) -> None:
         """Reuse is ordered by the plan; nothing to do."""

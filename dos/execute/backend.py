@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from dos.kernels.cast import Examined
 from dos.kernels.scalars import AdamScalars
 from dos.plan import Lane, Op
 
@@ -22,6 +23,10 @@ class Interval:
     start_s: float
     end_s: float
     overran: bool = False
+
+
+Reading: TypeAlias = Any
+"""What `Device.examine` found, wherever that lies: for `Device.read` alone."""
 
 
 class Event(Protocol):
@@ -95,6 +100,18 @@ class Device(Backend, Protocol):
         scalars: AdamScalars,
     ) -> None:
         """One Adam update in device memory of flat 1-D tensors, on the current lane."""
+        ...
+
+    def mark(self) -> Event:
+        """What the caller's current stream has been given so far, as an event."""
+        ...
+
+    def examine(self, grad: torch.Tensor) -> Reading:
+        """Look at a flat gradient on the caller's current stream, without waiting for it."""
+        ...
+
+    def read(self, readings: Sequence[Reading]) -> list[Examined]:
+        """What was found, in their order; waits for the device once."""
         ...
 
     def release(self, slot: Sequence[torch.Tensor]) -> None:

@@ -4,85 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
 from dos.execute.backend import WAIT_S, Backend, Event
+from dos.execute.record import NO_BACKWARD, Backward, StepRecord, Transfer
 from dos.plan import Lane, Op, OpKind, UpdatePlan
-from dos.trace import Span, busy_s
 
 Work = Callable[[Op], Callable[[], None]]
 """Gives the body of an op."""
 
 SETTLED_ON_RETURN = (OpKind.UPDATE_HOST, OpKind.FLUSH)
 """Ops that bring state home: over, not only issued, when a step returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One step as it ran.
-
-    Attributes:
-        plan: what ran.
-        label: the device, with its label where it is an emulation.
-        wall_s: seconds from when the lanes could start to the return, divided by the time
-            scale.
-        events: per op, its completion.
-        begin_s: when the lanes could start, on the backend's clock.
-        time_scale: what paced times were stretched by.
-    """
-
-    plan: UpdatePlan
-    label: str
-    wall_s: float
-    events: tuple[Event, ...]
-    begin_s: float
-    time_scale: float
-
-    @property
-    def stride(self) -> str:
-        """The stride that ran, as text."""
-        return self.plan.stride
-
-    @property
-    def h2d_bytes(self) -> int:
-        """Bytes sent to the device."""
-        return self._link_bytes(Lane.H2D)
-
-    @property
-    def d2h_bytes(self) -> int:
-        """Bytes sent to the host."""
-        return self._link_bytes(Lane.D2H)
-
-    @property
-    def busy_s(self) -> dict[str, float]:
-        """Seconds of work per lane, divided by the time scale; waits for device ops."""
-        return busy_s(self.spans())
-
-    @property
-    def overran(self) -> int:
-        """Number of paced ops that missed their slot: if any, the times say nothing."""
-        return sum(event.wait().overran for event in self.events)
-
-    def spans(self) -> list[Span]:
-        """One span per op, in plan order; waits for device ops still under way."""
-        spans = []
-        for op, event in zip(self.plan.ops, self.events, strict=True):
-            ran = event.wait()
-            spans.append(
-                Span(
-                    f"{op.kind.value} {op.subgroup}",
-                    op.kind.lane.value,
-                    (ran.start_s - self.begin_s) / self.time_scale,
-                    (ran.end_s - self.begin_s) / self.time_scale,
-                    {"op": op.index, "link_bytes": self.plan.link_bytes(op)},
-                )
-            )
-        return spans
-
-    def _link_bytes(self, lane: Lane) -> int:
-        return sum(self.plan.link_bytes(op) for op in self.plan.ops if op.kind.lane is lane)
 
 
 class Interpreter:
@@ -97,8 +30,10 @@ class Interpreter:
         self._backend = backend
         self._coordinator = ThreadPoolExecutor(1, thread_name_prefix="dos-coordinator")
 
-    def run(self, plan: UpdatePlan, work: Work) -> StepRecord:
+    def run(self, plan: UpdatePlan, work: Work, backward: Backward = NO_BACKWARD) -> StepRecord:
         """Run every op of `plan`; `work(op)` gives its body.
+
+        A subgroup's host update waits for what `backward` has sent it too, on the d2h lane.
 
         Returns when all state is home and the caller's stream waits for the rest. If a body
         raises, no other starts, those under way finish, and the error is raised here.
@@ -106,7 +41,8 @@ class Interpreter:
         begin_s = self._backend.begin()
         # From here, not from the call: a device first finishes the backward pass.
         entered_s = time.perf_counter()
-        walk = self._coordinator.submit(_walk, plan, self._backend, work)
+        arrivals = _by_subgroup(backward.transfers)
+        walk = self._coordinator.submit(_walk, plan, self._backend, work, arrivals)
         try:
             events = walk.result(WAIT_S * (1 + len(plan.ops)))
         except BaseException:
@@ -129,6 +65,7 @@ class Interpreter:
             events=tuple(events),
             begin_s=begin_s,
             time_scale=scale,
+            backward=backward,
         )
 
     def close(self) -> None:
@@ -136,7 +73,16 @@ class Interpreter:
         self._coordinator.shutdown(wait=True)
 
 
-def _walk(plan: UpdatePlan, backend: Backend, work: Work) -> list[Event]:
+def _by_subgroup(transfers: Sequence[Transfer]) -> Mapping[int, list[Event]]:
+    arrivals: dict[int, list[Event]] = {}
+    for transfer in transfers:
+        arrivals.setdefault(transfer.subgroup, []).append(transfer.event)
+    return arrivals
+
+
+def _walk(
+    plan: UpdatePlan, backend: Backend, work: Work, arrivals: Mapping[int, list[Event]]
+) -> list[Event]:
     """Issue every op, then settle; returns the events in plan order."""
     lanes = {lane: deque(ops) for lane, ops in plan.lanes().items() if ops}
     events: dict[int, Event] = {}
@@ -144,7 +90,7 @@ def _walk(plan: UpdatePlan, backend: Backend, work: Work) -> list[Event]:
     work = _until_one_fails(work)
     try:
         while lanes:
-            if not _issue(plan, lanes, events, backend, work):
+            if not _issue(plan, lanes, events, backend, work, arrivals):
                 _await_host(plan, lanes, events)
         settling = [i for i in events if plan.ops[i].kind in SETTLED_ON_RETURN]
         failure = _settle([events[i] for i in sorted(settling)])
@@ -188,6 +134,7 @@ def _issue(
     events: dict[int, Event],
     backend: Backend,
     work: Work,
+    arrivals: Mapping[int, list[Event]],
 ) -> bool:
     """Issue all that can be issued now; whether that was anything."""
     issued = False
@@ -198,6 +145,9 @@ def _issue(
             body = work(op)  # may raise: before the lane is told to wait for its sake
             for waited in op.waits:
                 stream.wait(events[waited])
+            if op.kind is OpKind.UPDATE_HOST:
+                for arrival in arrivals.get(op.subgroup, ()):
+                    stream.wait(arrival)
             events[op.index] = stream.run(
                 op, plan.link_bytes(op), plan.sizes[op.subgroup].numel, body
             )

@@ -8,12 +8,26 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dos.config import VirtualDevice
-from dos.execute.backend import Event, Stream
+from dos.execute.backend import Event, Interval, Stream
 from dos.execute.work import DTYPES
 from dos.execute.worker import WorkerStream
-from dos.kernels import adam
+from dos.kernels import adam, cast
+from dos.kernels.cast import Examined
 from dos.kernels.scalars import AdamScalars, Segment
 from dos.plan import Lane, Op
+
+
+class _Passed:
+    """A point that a stream has passed."""
+
+    def __init__(self) -> None:
+        self._now_s = time.perf_counter()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> Interval:
+        return Interval(self._now_s, self._now_s)
 
 
 class VirtualBackend:
@@ -86,6 +100,18 @@ class VirtualBackend:
             scalars=scalars,
         )
         adam.update([segment])
+
+    def mark(self) -> Event:
+        """An event that has passed: the caller's thread is the stream."""
+        return _Passed()
+
+    def examine(self, grad: torch.Tensor) -> Examined:
+        """Look at a flat gradient, on the calling thread alone."""
+        return cast.examine(grad.data_ptr(), grad.numel(), DTYPES[grad.dtype])
+
+    def read(self, readings: Sequence[Examined]) -> list[Examined]:
+        """What was found; nothing to wait for."""
+        return list(readings)
 
     def release(self, slot: Sequence[torch.Tensor]) -> None:
         """Poison a slot, where asked, so that a read after its release shows in the bits."""

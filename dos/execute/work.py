@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +24,8 @@ class Piece:
 
     Offsets count from the start of the subgroup's memory: `offset` in elements of exp_avg and
     exp_avg_sq; `master_offset` in elements of the fp32 master, None where the parameter
-    itself is the master; `wire_offset_bytes` in its gradient lease and staging buffers.
+    itself is the master; `grad_offset_bytes` in its gradient lease, where gradients have
+    `grad_dtype`; `weight_offset_bytes` in a staging buffer.
     """
 
     parameter: int
@@ -32,12 +33,29 @@ class Piece:
     stop: int
     offset: int
     master_offset: int | None
-    wire_offset_bytes: int
+    grad_dtype: torch.dtype
+    grad_offset_bytes: int
+    weight_offset_bytes: int
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return self.stop - self.start
+
+    @property
+    def grad_bytes(self) -> int:
+        """Bytes of its gradient as sent to the host."""
+        return self.numel * self.grad_dtype.itemsize
+
+    def grad_in(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Its gradient inside a gradient lease, or a buffer laid out like one."""
+        start = self.grad_offset_bytes
+        return buffer[start : start + self.grad_bytes].view(self.grad_dtype)
+
+    def weight_in(self, buffer: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Its weight inside a staging buffer."""
+        start = self.weight_offset_bytes
+        return buffer[start : start + self.numel * dtype.itemsize].view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +99,16 @@ class Staging:
 class StepInputs:
     """What one step works on, indexed by parameter.
 
-    `weights` and `grads` are 1-D and in the memory order of the parameter; a grad is None
-    where the parameter is not updated this step, and so are its scalars.
+    `weights` and `grads` are 1-D and in the memory order of the parameter; scalars are None
+    where the parameter is not updated this step. The gradients of `arrived` parameters lie in
+    the gradient leases already, as far as the host needs them; a grad may be None where the
+    device does not need it either.
     """
 
     weights: Sequence[torch.Tensor]
     grads: Sequence[torch.Tensor | None]
     scalars: Sequence[AdamScalars | None]
+    arrived: Collection[int] = ()
 
 
 class StepWork:
@@ -127,14 +148,18 @@ class StepWork:
         }
         return partial(bodies[op.kind], op)
 
-    def _present(self, op: Op) -> Iterator[tuple[Piece, torch.Tensor, torch.Tensor, AdamScalars]]:
-        """The pieces that this step updates, each with its weight, gradient and scalars."""
+    def _present(self, op: Op) -> Iterator[tuple[Piece, torch.Tensor, AdamScalars]]:
+        """The pieces that this step updates, each with its weight and scalars."""
         for piece in self._subgroups[op.subgroup].pieces:
-            grad = self._inputs.grads[piece.parameter]
             scalars = self._inputs.scalars[piece.parameter]
-            if grad is not None and scalars is not None:
-                part = slice(piece.start, piece.stop)
-                yield piece, self._inputs.weights[piece.parameter][part], grad[part], scalars
+            if scalars is not None:
+                weight = self._inputs.weights[piece.parameter]
+                yield piece, weight[piece.start : piece.stop], scalars
+
+    def _grad(self, piece: Piece) -> torch.Tensor:
+        grad = self._inputs.grads[piece.parameter]
+        assert grad is not None, f"parameter {piece.parameter} has no gradient here"
+        return grad[piece.start : piece.stop]
 
     @property
     def _device(self) -> Device:
@@ -157,23 +182,19 @@ class StepWork:
     def _update_device(self, op: Op) -> None:
         # A resident has no slot: it is updated where it is at home.
         p, m, v = self._subgroups[op.subgroup].state if op.slot is None else self._slot(op)
-        for piece, weight, grad, scalars in self._present(op):
+        for piece, weight, scalars in self._present(op):
             part = slice(piece.offset, piece.offset + piece.numel)
-            self._device.update(p[part], m[part], v[part], grad, weight, scalars)
+            self._device.update(p[part], m[part], v[part], self._grad(piece), weight, scalars)
 
     def _grad_to_host(self, op: Op) -> None:
-        lease = self._subgroups[op.subgroup].grad
-        assert lease is not None
-        present = list(self._present(op))
-        gathered = lease
-        if len(present) > 1:
-            # Gathered on the device, then one transfer.
-            assert self._staging.device_grad is not None
-            gathered = self._staging.device_grad[: lease.numel()]
-        for piece, _, grad, _ in present:
-            _wire(gathered, piece, grad.dtype).copy_(grad, non_blocking=True)
-        if gathered is not lease:
-            lease.copy_(gathered, non_blocking=True)
+        home = self._subgroups[op.subgroup]
+        arrived = self._inputs.arrived
+        present = [piece for piece, *_ in self._present(op)]
+        missing = [(p, self._grad(p)) for p in present if p.parameter not in arrived]
+        # One transfer, unless it would write over what has arrived between them.
+        batches = [missing] if len(missing) == len(present) else [[one] for one in missing]
+        for batch in batches:
+            send(home, batch, self._staging)
 
     def _publish(self, op: Op) -> None:
         assert op.slot is not None
@@ -184,22 +205,21 @@ class StepWork:
             # One transfer and a scatter on the device, instead of many small transfers.
             assert self._staging.device_weight is not None
             arrived = self._staging.device_weight
-            last, weight, _, _ = present[-1]
-            n_bytes = last.wire_offset_bytes + last.numel * weight.element_size()
+            last, weight, _ = present[-1]
+            n_bytes = last.weight_offset_bytes + weight.nbytes
             arrived[:n_bytes].copy_(stage[:n_bytes], non_blocking=True)
-        for piece, weight, _, _ in present:
-            weight.copy_(_wire(arrived, piece, weight.dtype), non_blocking=True)
+        for piece, weight, _ in present:
+            weight.copy_(piece.weight_in(arrived, weight.dtype), non_blocking=True)
         self._device.release([stage])
 
     def _update_host(self, op: Op) -> None:
         home = self._subgroups[op.subgroup]
         stage = None if op.slot is None else self._staging.stages[op.slot]
         segments = []
-        for piece, weight, grad, scalars in self._present(op):
-            if home.grad is not None:
-                grad = _wire(home.grad, piece, grad.dtype)
+        for piece, weight, scalars in self._present(op):
+            grad = self._grad(piece) if home.grad is None else piece.grad_in(home.grad)
             if stage is not None:
-                weight = _wire(stage, piece, weight.dtype)
+                weight = piece.weight_in(stage, weight.dtype)
             own_master = piece.master_offset is None
             segments.append(
                 Segment(
@@ -219,7 +239,22 @@ class StepWork:
         adam.update(segments, pool=self._pool)
 
 
-def _wire(buffer: torch.Tensor, piece: Piece, dtype: torch.dtype) -> torch.Tensor:
-    """A piece's elements inside a gradient lease or staging buffer."""
-    start = piece.wire_offset_bytes
-    return buffer[start : start + piece.numel * dtype.itemsize].view(dtype)
+def send(
+    home: SubgroupMemory, grads: Sequence[tuple[Piece, torch.Tensor]], staging: Staging
+) -> None:
+    """Copy gradients of pieces into their subgroup's lease, widened to the wire's dtype.
+
+    On the d2h lane: that all such copies use one device buffer is safe in its order only.
+    """
+    assert home.grad is not None, "nothing is sent for a subgroup of the device"
+    if len(grads) == 1 and grads[0][0].grad_dtype is grads[0][1].dtype:
+        piece, grad = grads[0]
+        piece.grad_in(home.grad).copy_(grad, non_blocking=True)
+        return
+    # Gathered and widened on the device, then one transfer.
+    assert staging.device_grad is not None
+    for piece, grad in grads:
+        piece.grad_in(staging.device_grad).copy_(grad, non_blocking=True)
+    first, last = grads[0][0], grads[-1][0]
+    part = slice(first.grad_offset_bytes, last.grad_offset_bytes + last.grad_bytes)
+    home.grad[part].copy_(staging.device_grad[part], non_blocking=True)

@@ -142,7 +142,7 @@ class Pool:
     ) -> None:
         self.requirement = need = Requirement(state_bytes, gradient_bytes, ring_bytes)
         need.check(budget_bytes, held_bytes=held_bytes)
-        self.slab = Slab(max(need.total_bytes, PAGE_BYTES), device=device)
+        self.slab = Slab(max(need.total_bytes, PAGE_BYTES), device=device, touch=touch)
         gradient_start = need.state_bytes
         ring_start = gradient_start + need.gradient_bytes
         self._state = _Region(self.slab, "state", 0, need.state_bytes, PAGE_BYTES)

@@ -82,7 +82,7 @@ def build(
         steps: list[_Step] = [(OpKind.UPDATE_HOST, i, None) for i in present]
     else:
         placement = place(len(sizes), stride, resident_ratio)
-        steps = _issue_order(placement, present, slots, stages)
+        steps = _issue_order(placement, present, sizes, slots, stages)
     return UpdatePlan(
         ops=_with_waits(steps),
         sizes=tuple(sizes),
@@ -96,7 +96,11 @@ def build(
 
 
 def _issue_order(
-    placement: Sequence[Placement], present: Sequence[int], slots: int, stages: int
+    placement: Sequence[Placement],
+    present: Sequence[int],
+    sizes: Sequence[SubgroupSize],
+    slots: int,
+    stages: int,
 ) -> list[_Step]:
     """The order of issue, which each lane keeps.
 
@@ -126,8 +130,10 @@ def _issue_order(
         ahead = streamed[nth + 1] if nth + 1 < len(streamed) else len(placement)
         while waitless and waitless[0] < ahead:
             i = waitless.popleft()
-            on_host = placement[i] is Placement.HOST
-            steps.append((OpKind.GRAD_TO_HOST if on_host else OpKind.UPDATE_DEVICE, i, None))
+            if placement[i] is Placement.RESIDENT:
+                steps.append((OpKind.UPDATE_DEVICE, i, None))
+            elif sizes[i].grad_bytes:
+                steps.append((OpKind.GRAD_TO_HOST, i, None))
         if nth < len(streamed):
             steps.append((OpKind.UPDATE_DEVICE, streamed[nth], nth % slots))
             steps.append((OpKind.FLUSH, streamed[nth], nth % slots))

@@ -130,7 +130,8 @@ class SubgroupSize:
 
     Attributes:
         numel: elements.
-        grad_bytes: bytes of its gradient as sent to the host.
+        grad_bytes: bytes of its gradient still to be sent to the host; with 0, all of it having
+            been sent during backward, there is no GRAD_TO_HOST.
         weight_bytes: bytes of its weight as published to the device.
     """
 

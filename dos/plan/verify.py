@@ -71,7 +71,11 @@ def _life(plan: UpdatePlan, subgroup: int) -> tuple[OpKind, ...]:
     """The ops that a subgroup must have, in this order."""
     if subgroup in plan.absent:
         return ()
-    return (OpKind.UPDATE_HOST,) if plan.host_parameters else _LIFE[plan.placement[subgroup]]
+    if plan.host_parameters:
+        return (OpKind.UPDATE_HOST,)
+    life = _LIFE[plan.placement[subgroup]]
+    sent = plan.placement[subgroup] is Placement.HOST and not plan.sizes[subgroup].grad_bytes
+    return life[1:] if sent else life
 
 
 def _staging(plan: UpdatePlan, op: Op) -> tuple[str, int]:

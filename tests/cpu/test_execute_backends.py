@@ -15,7 +15,8 @@ from dos.execute import worker
 from dos.execute.accelerator import AcceleratorBackend, DeviceStream
 from dos.execute.backend import Backend, Device
 from dos.execute.devices import choose_backend
-from dos.execute.interpreter import Interpreter, StepRecord
+from dos.execute.interpreter import Interpreter
+from dos.execute.record import StepRecord
 from dos.execute.simulated import SimulatedBackend
 from dos.execute.virtual import VirtualBackend
 from dos.execute.worker import HostBackend

@@ -15,7 +15,8 @@ import pytest
 
 from dos import VirtualDevice
 from dos.execute.backend import Backend, Event, Interval, Stream
-from dos.execute.interpreter import Interpreter, StepRecord
+from dos.execute.interpreter import Interpreter
+from dos.execute.record import StepRecord
 from dos.execute.simulated import SimulatedBackend
 from dos.execute.virtual import VirtualBackend
 from dos.plan import Lane, Op, OpKind, SubgroupSize, UpdatePlan, build, verify

@@ -23,8 +23,8 @@ TABLE = """
 experiments
 dos.__init__ dos.cli perfmodel.__main__ perfmodel.report
 dos.integrations dos.run
-dos.optimizer dos.engine dos.wrapped dos.state_dict | dos.checkpoint
-dos.state dos.state_views dos.saved_state dos.masters dos.gradients perfmodel.calibrate
+dos.optimizer dos.engine dos.wrapped dos.grad_scale dos.state_dict | dos.checkpoint
+dos.state dos.state_views dos.saved_state dos.masters dos.gradients dos.sending dos.released perfmodel.calibrate
 dos.execute
 dos.plan | dos.memory
 dos.kernels | perfmodel.__init__ perfmodel.profile perfmodel.model perfmodel.timeline perfmodel.solve

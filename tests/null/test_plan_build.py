@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dos.plan import Lane, Op, OpKind, Placement, SubgroupSize, UpdatePlan, build, operands, place
+from dos.plan import (
+    Lane,
+    Op,
+    OpKind,
+    Placement,
+    SubgroupSize,
+    UpdatePlan,
+    build,
+    operands,
+    place,
+    verify,
+)
 
 SIZE = SubgroupSize(numel=10, grad_bytes=20, weight_bytes=21)
 LETTERS = {Placement.HOST: "h", Placement.STREAMED: "d", Placement.RESIDENT: "r"}
@@ -204,6 +215,13 @@ def test_importing_the_plan_loads_neither_torch_nor_numpy() -> None:
     code = "import sys, dos.plan; print(*sorted({'torch', 'numpy'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_a_gradient_that_was_sent_before_is_not_sent_again() -> None:
+    sent = SubgroupSize(numel=10, grad_bytes=0, weight_bytes=20)
+    plan = build([sent, SIZE], stride="host")
+    verify(plan)
+    assert [op.subgroup for op in of_kind(plan, OpKind.GRAD_TO_HOST)] == [1]
 
 
 @given(st.integers(0, 60), st.integers(0, 60), STRIDES, RATIOS)

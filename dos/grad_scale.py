@@ -1,0 +1,51 @@
+"""What gradients are multiplied by in the update: the clip factor, and the loss scale undone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from dos.errors import ConfigError, NonFiniteError
+from dos.kernels import norm
+from dos.kernels.cast import Examined
+
+
+def loss_unscaling(optimizer: object) -> float | None:
+    """What undoes the loss scale in this step, 1 without one; None if it is to be skipped.
+
+    torch.amp.GradScaler sets two attributes around the `step` of an optimizer with
+    `_step_supports_amp_scaling`: `found_inf`, and `grad_scale` where nobody has unscaled.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None and float(found_inf):
+        return None
+    grad_scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if grad_scale is None else 1.0 / float(grad_scale)
+
+
+def total_norm(examined: Iterable[Examined], norm_type: float) -> float:
+    """The 2- or infinity norm over gradients, given in the order of their parameters.
+
+    Raises:
+        ConfigError: another norm.
+    """
+    kind = float(norm_type)
+    if kind == 2.0:
+        return norm.norm([its.square_sum for its in examined])
+    if kind == math.inf:
+        return norm.infinity_norm([its.max_abs for its in examined])
+    raise ConfigError(
+        f"a norm of type {norm_type} is not supported",
+        where="clip_grad_norm_",
+        fix="use 2 or math.inf, or torch.nn.utils.clip_grad_norm_",
+    )
+
+
+def check_finite(total: float) -> None:
+    """Raise NonFiniteError for a norm that is infinite or NaN."""
+    if not math.isfinite(total):
+        raise NonFiniteError(
+            f"the norm of the gradients is {total}",
+            where="clip_grad_norm_",
+            fix="lower the learning rate or the loss scale, or leave error_if_nonfinite off",
+        )
