@@ -78,11 +78,12 @@ if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
         # Explicit: dos/kernels is a link to kernels, which must not become a package "kernels".
         packages=[
             "dos",
+            "dos.doctor",
+            "dos.execute",
             "dos.kernels",
             "dos.kernels.gpu",
-            "dos.plan",
             "dos.memory",
-            "dos.execute",
+            "dos.plan",
             "perfmodel",
         ],
         package_data={"dos": ["py.typed"], "dos.kernels": ["*.pyi"]},

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 import dos
 from dos.config import DOSConfig
 from dos.errors import ConfigError, DOSError
 from dos.plan import SubgroupSize, build, partition, verify
+from dos.stdout import own_stdout
+
+if TYPE_CHECKING:
+    from dos.doctor import Finding
 
 app = typer.Typer(
     help="Deep Optimizer States: exact, interleaved optimizer updates.",
@@ -68,6 +76,28 @@ def plan(
     typer.echo(f"host memory {memory.host_bytes:,} bytes, device {memory.device_bytes:,} bytes")
 
 
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="measure nothing")] = False,
+) -> None:
+    """Say how this machine suits the optimizer: what it uses, what holds it back, what to do.
+
+    Exit code 1 if something is broken (torch or the compiled extension does not import);
+    warnings leave it 0.
+    """
+    with own_stdout() as stdout:
+        from dos.doctor import examine, report  # here, because it loads torch
+
+        found = examine(quick=quick)
+        if as_json:
+            print(json.dumps(report(found)), file=stdout)
+        else:
+            Console(file=stdout).print(_table(found))
+    if any(finding.status == "broken" for finding in found):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point: an error for the user is printed in its own words, exit code 2."""
     try:
@@ -75,6 +105,20 @@ def main() -> None:
     except DOSError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
+
+
+def _table(found: Sequence[Finding]) -> Table:
+    styles = {"ok": "green", "note": "cyan", "warning": "yellow", "broken": "bold red"}
+    table = Table("", "", "", show_header=False)
+    for finding in found:
+        # Text, because a message in brackets is no markup.
+        says = Text(finding.value)
+        if finding.costs:
+            says.append(f"\ncosts: {finding.costs}", "dim")
+        if finding.fix:
+            says.append(f"\nfix: {finding.fix}", "dim")
+        table.add_row(Text(finding.status, styles[finding.status]), finding.name, says)
+    return table
 
 
 def _number(stride: str) -> float | Literal["host"]:

@@ -34,8 +34,9 @@ from rich.console import Console
 from rich.table import Table
 
 from dos.errors import ConfigError
+from dos.stdout import own_stdout
 from experiments import update_rivals as rivals
-from experiments.figures import environment, median_and_quartiles, native_isas, own_stdout
+from experiments.figures import environment, median_and_quartiles, native_isas
 from experiments.update_rivals import Update
 
 REST_S = 0.01

@@ -1,4 +1,4 @@
-"""What every measurement does with its figures: quartiles, the machine, and a clean output."""
+"""What every measurement does with its figures: quartiles, and the machine they are of."""
 
 from __future__ import annotations
 
@@ -8,32 +8,12 @@ import importlib.metadata
 import os
 import platform
 import statistics
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
 from dos.kernels import adam
 
 VERSIONS_OF = ("torch", "deepspeed", "numpy")
-
-
-@contextlib.contextmanager
-def own_stdout() -> Iterator[TextIO]:
-    """The true standard output; all that anything else prints meanwhile goes to standard error.
-
-    By file descriptor, because compilers and C++ libraries know nothing of `sys.stdout`.
-    """
-    sys.stdout.flush()
-    true = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with open(true, "w", closefd=False) as stdout:
-            yield stdout
-    finally:
-        sys.stdout.flush()
-        os.dup2(true, 1)
-        os.close(true)
 
 
 def median_and_quartiles(values: Sequence[float]) -> tuple[float, tuple[float, float]]:

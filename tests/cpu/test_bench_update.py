@@ -78,7 +78,7 @@ def test_an_unknown_instruction_set_is_answered_in_words() -> None:
 def test_what_a_library_prints_goes_to_standard_error() -> None:
     code = """if True:
         import os
-        from experiments.figures import own_stdout
+        from dos.stdout import own_stdout
         with own_stdout() as stdout:
             os.write(1, b"from C")
             print("from Python")

@@ -21,14 +21,14 @@ ROOT = Path(__file__).parents[2]
 # covers what is below it, and the longest name wins.
 TABLE = """
 experiments
-dos.__init__ dos.cli perfmodel.__main__ perfmodel.report
+dos.__init__ dos.cli dos.doctor perfmodel.__main__ perfmodel.report
 dos.integrations dos.run
 dos.optimizer dos.engine dos.wrapped dos.grad_scale dos.state_dict | dos.checkpoint
 dos.state dos.state_views dos.saved_state dos.masters dos.gradients dos.sending dos.released perfmodel.calibrate
 dos.execute
 dos.plan | dos.memory
 dos.kernels | perfmodel.__init__ perfmodel.profile perfmodel.model perfmodel.timeline perfmodel.solve
-dos.errors dos.config dos.trace
+dos.errors dos.config dos.trace dos.stdout
 """  # noqa: E501
 
 # The core of perfmodel stays usable alone: of dos it may know these only.

@@ -1,0 +1,126 @@
+"""Reads the facts off the machine; what can be missing is imported where it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import math
+import os
+import platform
+import re
+import resource
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import dos
+from dos.doctor import findings
+from dos.doctor.findings import Finding
+from dos.kernels.thread_pool import PythonPool
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+CPU_INFO = Path("/proc/cpuinfo")
+PINNED_PROBE_BYTES = 1 << 20
+
+
+def examine(*, quick: bool = False) -> list[Finding]:
+    """Everything, in the order in which it is told; ``quick`` leaves out what takes time."""
+    found = [*_versions(), *_processor(), *_memory()]
+    usable = not any(finding.status == "broken" for finding in found)
+    return found + (list(_accelerator()) if usable else []) + [_probe(quick, usable)]
+
+
+def _versions() -> Iterator[Finding]:
+    yield findings.version("dos", dos.__version__)
+    yield findings.version("python", platform.python_version())
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library that torch loads may be missing
+        yield findings.version("torch", None, str(error))
+    else:
+        yield findings.version("torch", str(torch.__version__))
+
+
+def _processor() -> Iterator[Finding]:
+    isas: list[str] = []
+    error = ""
+    quota, nodes, seats = math.inf, [], []
+    # The same mask and quota that the compiled pool reads.
+    count = PythonPool().threads
+    try:
+        import dos.kernels._native as native
+    except ModuleNotFoundError:
+        pass
+    except ImportError as broken:
+        error = str(broken)
+    else:
+        isas, quota = native.available_isas(), native.cpu_quota()
+        count, nodes = native.default_thread_count(), native.numa_nodes()
+        seats = native.seat_cpus(count, nodes, False)
+    yield findings.extension(isas, _installed("numba"), error)
+    if better := findings.better_isa(isas, _cpu_flags()):
+        yield better
+    yield findings.threads(count, len(os.sched_getaffinity(0)), os.cpu_count() or 1, quota)
+    yield findings.numa(nodes, seats)
+
+
+def _memory() -> Iterator[Finding]:
+    yield findings.huge_pages(_huge_pages())
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    yield findings.memlock(None if limit == resource.RLIM_INFINITY else limit)
+    with contextlib.suppress(ImportError, OSError):  # torch, told of above
+        from dos.memory import available_host_bytes
+
+        yield findings.host_memory(available_host_bytes())
+
+
+def _accelerator() -> Iterator[Finding]:
+    import torch
+
+    from dos.memory import Slab
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    name, why_pageable = None, ""
+    if device is not None:
+        name = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            slab = Slab(PINNED_PROBE_BYTES, device=device)
+        why_pageable = slab.why_pageable
+        slab.close()
+    yield findings.accelerator(name)
+    yield findings.pinning(name, why_pageable)
+    yield findings.triton(_installed("triton"), name)
+
+
+def _probe(quick: bool, usable: bool) -> Finding:
+    if quick:
+        return findings.no_probe("--quick")
+    if not usable:
+        return findings.no_probe("this installation is broken")
+    from dos.doctor import probe
+
+    return probe.update()
+
+
+def _huge_pages() -> str | None:
+    """The word in brackets: ``always [madvise] never``."""
+    with contextlib.suppress(OSError):
+        if chosen := re.search(r"\[(\w+)\]", HUGE_PAGES.read_text()):
+            return chosen.group(1)
+    return None
+
+
+def _cpu_flags() -> list[str]:
+    with contextlib.suppress(OSError):
+        for line in CPU_INFO.read_text().splitlines():
+            if line.startswith("flags"):
+                return line.split(":", 1)[1].split()
+    return []
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
