@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dos.kernels import adam
 
-VERSIONS_OF = ("torch", "deepspeed", "numpy")
+VERSIONS_OF = ("torch", "triton", "deepspeed", "numpy")
 
 
 def median_and_quartiles(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
