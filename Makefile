@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-arm sanitize lint clean
+.PHONY: help demo test test-slow test-arm sanitize lint gpu-wheels gpu-check clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -37,7 +37,13 @@ lint: ## style, types, the direction of the imports, tidiness
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q tests/null/test_layers.py tests/null/test_tidy.py
 
+gpu-wheels: ## fetch what gpu-check needs besides torch, for Python 3.12 (needs a network)
+	@$(PYTHON) -m scripts.gpu_check wheels
+
+gpu-check: ## tests/gpu and the GPU benchmark by $(PYTHON) as it is; prints one JSON object
+	@$(PYTHON) -m scripts.gpu_check check
+
 clean: ## remove .venv and everything that was built
-	@rm -rf .venv build dist *.egg-info kernels/*.so
+	@rm -rf .venv .gpu-check wheels build dist *.egg-info kernels/*.so
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
