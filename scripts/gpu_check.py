@@ -127,8 +127,11 @@ def check() -> dict[str, Any]:
     found["extension"] = build_extension(environment)
     found["tests"] = tests = run_tests(environment)
     found["benchmark"] = run_benchmark(environment)
-    found["ok"] = tests["all_passed"] and found["benchmark"] is not None
-    return found
+    if not tests["all_passed"]:
+        found["reason"] = "tests/gpu failed, or proved nothing"
+    elif found["benchmark"] is None:
+        found["reason"] = "the benchmark broke"
+    return {**found, "ok": found["reason"] is None}
 
 
 def device_facts() -> dict[str, Any]:
