@@ -83,8 +83,7 @@ def doctor(
 ) -> None:
     """Say how this machine suits the optimizer: what it uses, what holds it back, what to do.
 
-    Exit code 1 if something is broken (torch or the compiled extension does not import);
-    warnings leave it 0.
+    Exit code 1 if torch or the compiled extension is broken; warnings leave it 0.
     """
     with own_stdout() as stdout:
         from dos.doctor import examine, report  # here, because it loads torch

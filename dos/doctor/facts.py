@@ -16,6 +16,7 @@ from pathlib import Path
 import dos
 from dos.doctor import findings
 from dos.doctor.findings import Finding
+from dos.errors import PoolError
 from dos.kernels.thread_pool import PythonPool
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -79,17 +80,19 @@ def _accelerator() -> Iterator[Finding]:
 
     from dos.memory import Slab
 
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    name, why_pageable = None, ""
-    if device is not None:
-        name = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            slab = Slab(PINNED_PROBE_BYTES, device=device)
-        why_pageable = slab.why_pageable
-        slab.close()
-    yield findings.accelerator(name)
-    yield findings.pinning(name, why_pageable)
+    name, error, why_pageable = None, "", ""
+    try:
+        if torch.accelerator.is_available() and (device := torch.accelerator.current_accelerator()):
+            name = torch.cuda.get_device_name() if device.type == "cuda" else str(device)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it warns of what is told here
+                slab = Slab(PINNED_PROBE_BYTES, device=device)
+            why_pageable = slab.why_pageable
+            slab.close()
+    except RuntimeError as failure:  # a driver that does not fit
+        error = str(failure).splitlines()[0]
+    yield findings.accelerator(name, error)
+    yield findings.pinning(None if error else name, why_pageable)
     yield findings.triton(_installed("triton"), name)
 
 
@@ -100,7 +103,10 @@ def _probe(quick: bool, usable: bool) -> Finding:
         return findings.no_probe("this installation is broken")
     from dos.doctor import probe
 
-    return probe.update()
+    try:
+        return probe.update()
+    except PoolError as error:
+        return findings.no_probe(error.what)
 
 
 def _huge_pages() -> str | None:

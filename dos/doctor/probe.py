@@ -40,10 +40,10 @@ def update(rounds: int = ROUNDS) -> Finding:
     if not params:
         return findings.no_probe("too little host memory is available")
     try:
-        from dos.kernels import _native
+        import dos.kernels._native as native
     except ModuleNotFoundError:
         return findings.no_probe("that needs the compiled extension")
-    pool = _native.ThreadPool()
+    pool = native.ThreadPool()
     with closing(pool), closing(Slab(params * HELD_BYTES + 5 * LINE_BYTES)) as slab:
         adam.first_touch([(slab.address, slab.n_bytes)], pool)
         at = _arrays(slab, params)
@@ -56,8 +56,8 @@ def update(rounds: int = ROUNDS) -> Finding:
         # With regular and with streaming stores: which is faster depends on the machine.
         runs: list[Callable[[], object]] = [
             partial(adam.update, [segment], pool=pool),
-            partial(_native.sweep, **at, numel=params, stream=False, pool=pool),
-            partial(_native.sweep, **at, numel=params, stream=True, pool=pool),
+            partial(native.sweep, **at, numel=params, stream=False, pool=pool),
+            partial(native.sweep, **at, numel=params, stream=True, pool=pool),
         ]
         times_s = [[_seconds_of(run) for run in runs] for _ in range(rounds + 1)][1:]
     update_s, regular_s, streaming_s = (list(column) for column in zip(*times_s, strict=True))

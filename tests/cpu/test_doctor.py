@@ -87,18 +87,28 @@ BREAK = """if True:
     class Broken:
         def find_spec(self, name, path, target=None):
             if name == NAME:
-                raise ImportError("undefined symbol: x")
+                raise ERROR
     sys.meta_path.insert(0, Broken())
 """
 
 
 @pytest.mark.parametrize("module", ["dos.kernels._native", "torch"])
 def test_what_does_not_import_is_told_and_exits_with_1(module: str) -> None:
-    done = doctor("--json", before=BREAK.replace("NAME", repr(module)))
+    error = 'ImportError("undefined symbol: x")'
+    done = doctor("--json", before=BREAK.replace("NAME", repr(module)).replace("ERROR", error))
     broken = [f for f in json.loads(done.stdout)["findings"] if f["status"] == "broken"]
     assert done.returncode == 1
     assert len(broken) == 1
     assert "undefined symbol: x" in broken[0]["value"]
+
+
+def test_a_missing_extension_is_no_failure() -> None:
+    name = "dos.kernels._native"
+    error = f"ModuleNotFoundError(name={name!r})"
+    done = doctor("--json", before=BREAK.replace("NAME", repr(name)).replace("ERROR", error))
+    found = {finding["name"]: finding["status"] for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 0
+    assert (found["extension"], found["update"]) == ("warning", "note")
 
 
 # What each fact is answered with.
@@ -175,6 +185,11 @@ def test_unknown_host_memory_is_noted() -> None:
 def test_a_driver_that_refuses_to_pin_is_a_warning_with_its_reason() -> None:
     found = findings.pinning("a GPU", "cudaHostRegister refused")
     assert (found.status, found.value) == ("warning", "cudaHostRegister refused")
+
+
+def test_an_accelerator_that_fails_is_a_warning() -> None:
+    found = findings.accelerator("a GPU", "the driver is too old")
+    assert (found.status, "too old" in found.value) == ("warning", True)
 
 
 def test_nothing_is_pinned_without_an_accelerator() -> None:
