@@ -180,7 +180,7 @@ def test(build: Build) -> None:
     """Build and run all programs, a line for each; Failed at the first that fails."""
     start_s = time.monotonic()
     GOLDEN.mkdir(parents=True, exist_ok=True)
-    golden.write_adam(GOLDEN / "adam.bin")
+    golden.write(GOLDEN)
     programs = build_all(build)
     report(build, f"{len(programs)} programs built", start_s)
     for program in programs:

@@ -69,6 +69,7 @@ std::size_t chunk_length(std::size_t length, const ThreadPool* pool) {
 void update(const std::vector<Segment>& segments, const Isa& isa, ThreadPool* pool) {
   const Row row(segments);
   const std::size_t length = row.length();
+  if (length == 0) return;  // no segment could be found to begin in
   const std::size_t threads = pool ? static_cast<std::size_t>(pool->threads()) : 1;
   const std::size_t chunk = chunk_length(length, pool);
   std::size_t n = threads == 1 ? 1 : (length + chunk - 1) / chunk;
@@ -85,7 +86,7 @@ void update(const std::vector<Segment>& segments, const Isa& isa, ThreadPool* po
   };
   if (pool) {
     pool->run(n, task);
-  } else if (length > 0) {
+  } else {
     task(0);
   }
 }

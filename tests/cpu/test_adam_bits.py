@@ -144,6 +144,13 @@ def test_a_pool_does_not_change_the_bits(impl: str, make_pool: MakePool, threads
     assert [r.canonical() for r in results] == [cases.expected(p, ordinary()) for p in parts]
 
 
+@every_implementation_with_its_pool
+@pytest.mark.parametrize("threads", [1, 2])
+def test_without_segments_nothing_happens(impl: str, make_pool: MakePool, threads: int) -> None:
+    with closing(make_pool(threads)) as pool:
+        adam.update([], impl=impl, pool=pool)
+
+
 def subnormal_arrays() -> tuple[Arrays, AdamScalars]:
     """Every input and every result is subnormal; 1 as eps keeps the step itself as small."""
     arrays = cases.random_arrays(0, 1000, DType.BF16, DType.BF16)

@@ -110,19 +110,6 @@ def test_torch_operations_do_not_wait_for_the_device() -> None:
     assert found.squares.shape == found.max_abs.shape == (4,)
 
 
-def delicate(dtype: DType) -> Source:
-    """A block that is subnormal throughout, and one whose sums are rounded again and again."""
-    gradient = cases.source(0, 2 * BLOCK_ELEMENTS, dtype)
-    small, rounded = np.split(gradient.words, 2)
-    mantissas = {DType.FP32: 0x7FFFFF, DType.BF16: 0x7F, DType.FP16: 0x3FF}
-    small.view(np.uint32 if dtype.itemsize == 4 else np.uint16)[:] = (
-        np.arange(1, small.size + 1) * 97 % mantissas[dtype]
-    )
-    spread = np.exp2(np.arange(rounded.size) % 25 - 10.0) * 1.7
-    rounded[:] = reference.round_to(spread.astype(np.float32), dtype)
-    return gradient
-
-
 @every_implementation
 @every_format
 @every_mode
@@ -130,7 +117,7 @@ def delicate(dtype: DType) -> Source:
 def test_a_threads_mode_does_not_change_the_figures(
     impl: str, dtype: DType, mode: str, pool_first: bool
 ) -> None:
-    gradient = delicate(dtype)
+    gradient = cases.delicate(dtype)
     pool = adam.make_pool(3) if pool_first else None
     with float_mode(mode):
         pool = pool or adam.make_pool(3)  # its workers start in the mode
@@ -161,7 +148,7 @@ def test_a_threads_mode_does_not_change_what_is_rounded(impl: str, mode: str, dt
 @every_implementation
 @every_mode
 def test_the_threads_own_mode_is_back_after_examining(impl: str, mode: str) -> None:
-    gradient = delicate(DType.BF16)
+    gradient = cases.delicate(DType.BF16)
     with float_mode(mode):
         before = mode_now()
         cases.examined(gradient, impl)

@@ -1,9 +1,15 @@
-"""Golden vectors: updates as the reference does them, in a file that C++ can read.
+"""Golden vectors: what the reference makes of arrays, in files that C++ can read.
 
-Little-endian. "ADAM", the number of cases, then for each case: ten fp32 scalars in the order of
-the C++ struct; decoupled, g_dtype, w_dtype, numel; for each of p, m, v, g, w where its array
-starts and how many elements the buffer around it has (0: there is none); the buffers before the
-update; the buffers after. All integers are 32-bit.
+Little-endian; all integers are 32-bit but for a fingerprint. An array is its dtype, where it starts
+in its buffer, how many elements it has and how many the buffer has, the buffer before and the
+buffer after; all zero where there is none.
+
+adam.bin: "ADAM", the number of cases, then for each case ten fp32 scalars in the order of the C++
+struct, decoupled, and the arrays p, m, v, g, w.
+
+gradient.bin: "GRAD", the numbers of gradients and of roundings; for each gradient the float64
+max_abs, the fingerprint in 64 bits, the number of blocks, their float64 squares, and the arrays g
+and out; for each rounding the arrays source and target.
 """
 
 from __future__ import annotations
@@ -14,14 +20,26 @@ from pathlib import Path
 import numpy as np
 
 from dos.kernels import reference
-from dos.kernels.scalars import AdamScalars, DType
+from dos.kernels.scalars import BLOCK_ELEMENTS, ROW_ELEMENTS, AdamScalars, DType
 from tests.cpu import adam_cases as cases
-from tests.cpu.adam_cases import Arrays
+from tests.cpu import cast_cases
+from tests.cpu.adam_cases import Array, Arrays
+from tests.cpu.cast_cases import Source
 
 Case = tuple[Arrays, AdamScalars]
 SCALARS = ("c1", "d1", "c2", "d2", "step_size", "inv_sqrt_bc2", "decay", "weight_decay", "eps")
 FORMATS = [(g, w) for g in (DType.FP32, DType.BF16, DType.FP16) for w in DType]
 CASES_PER_FORMAT = 6
+# Around the ends of lanes, rows and blocks.
+GRADIENT_LENGTHS = [
+    0,
+    1,
+    100,
+    ROW_ELEMENTS,
+    3 * ROW_ELEMENTS + 65,
+    BLOCK_ELEMENTS + ROW_ELEMENTS + 1,
+]
+ROUNDED_LENGTHS = [0, 1, 31, 1000, BLOCK_ELEMENTS + 33]
 
 
 def random_scalars(rng: np.random.Generator, decoupled: bool) -> AdamScalars:
@@ -83,8 +101,18 @@ def subnormal_case() -> Case:
     return arrays, scalars
 
 
-def packed(case: Case) -> bytes:
-    """One case as the file holds it."""
+def packed_array(dtype: DType, start: int, numel: int, before: Array, after: Array) -> bytes:
+    """One array as the files hold it."""
+    assert before.size == after.size
+    head = struct.pack("<4I", dtype, start, numel, before.size)
+    return head + before.tobytes() + after.tobytes()
+
+
+NO_ARRAY = struct.pack("<4I", DType.NONE, 0, 0, 0)
+
+
+def packed_update(case: Case) -> bytes:
+    """One update as the file holds it."""
     arrays, scalars = case
     after = arrays.copy()
     reference.update(
@@ -96,19 +124,81 @@ def packed(case: Case) -> bytes:
     )
     scale = -scalars.scale if scalars.maximize else scalars.scale
     parts = [struct.pack("<10f", *(getattr(scalars, name) for name in SCALARS), scale)]
-    integers = [int(scalars.decoupled), arrays.g_dtype, arrays.w_dtype, arrays.numel]
+    parts.append(struct.pack("<I", scalars.decoupled))
     for name in "pmvgw":
-        there = name in arrays.buffers
-        integers += [arrays.offsets[name], arrays.buffers[name].size] if there else [0, 0]
-    parts.append(struct.pack("<14I", *integers))
-    for state in (arrays, after):
-        parts += [state.buffers[name].tobytes() for name in "pmvgw" if name in state.buffers]
+        if name not in arrays.buffers:
+            parts.append(NO_ARRAY)
+            continue
+        dtype = {"g": arrays.g_dtype, "w": arrays.w_dtype}.get(name, DType.FP32)
+        buffers = arrays.buffers[name], after.buffers[name]
+        parts.append(packed_array(dtype, arrays.offsets[name], arrays.numel, *buffers))
     return b"".join(parts)
 
 
-def write_adam(path: Path) -> None:
-    """Write the golden vectors of the Adam update, the same in every call."""
-    everything = [*random_cases(), subnormal_case(), tie_case(DType.BF16), tie_case(DType.FP16)]
-    path.write_bytes(
-        b"ADAM" + struct.pack("<I", len(everything)) + b"".join(map(packed, everything))
+def packed_source(source: Source) -> bytes:
+    """An array that is only read."""
+    return packed_array(source.dtype, source.start, source.numel, source.buffer, source.buffer)
+
+
+def packed_result(values: Array, dtype: DType, offset: int) -> bytes:
+    """An array that is written, and becomes ``values``."""
+    before, start = cast_cases.target(values.size, dtype, offset)
+    after = before.copy()
+    after[start : start + values.size] = values
+    return packed_array(dtype, start, values.size, before, after)
+
+
+def packed_gradient(gradient: Source, offset: int) -> bytes:
+    """One gradient as the file holds it; ``offset`` of its widened copy from a cache line."""
+    values = reference.widen(gradient.words, gradient.dtype)
+    squares = reference.block_squares(values)
+    fingerprint = reference.fingerprint(gradient.words)
+    return b"".join(
+        (
+            struct.pack("<dQI", reference.max_abs(values), fingerprint, squares.size),
+            squares.tobytes(),
+            packed_source(gradient),
+            packed_result(values, DType.FP32, offset),
+        )
     )
+
+
+def gradients() -> list[Source]:
+    """Random ones of every format and length, and one that a mode of the thread would change."""
+    lengths = [(numel, seed) for seed, numel in enumerate(GRADIENT_LENGTHS)]
+    return [
+        source
+        for dtype in cast_cases.FORMATS
+        for source in (
+            *(cast_cases.source(10 * dtype + seed, numel, dtype, seed) for numel, seed in lengths),
+            cast_cases.delicate(dtype),
+        )
+    ]
+
+
+def packed_roundings() -> list[bytes]:
+    """Any bit patterns, and values half way between two words or just beside."""
+    packed = []
+    for dtype in cast_cases.SHORT:
+        random = [
+            cast_cases.source(seed, numel, DType.FP32, 3 * seed)
+            for seed, numel in enumerate(ROUNDED_LENGTHS)
+        ]
+        ties = tie_case(dtype)[0]
+        p, start = ties.buffers["p"], ties.offsets["p"]
+        for offset, source in enumerate([*random, Source(p, start, ties.numel, DType.FP32)]):
+            words = reference.round_to(source.words, dtype)
+            packed.append(packed_source(source) + packed_result(words, dtype, offset))
+    return packed
+
+
+def write(folder: Path) -> None:
+    """Write all golden vectors, the same in every call."""
+    updates = [*random_cases(), subnormal_case(), tie_case(DType.BF16), tie_case(DType.FP16)]
+    (folder / "adam.bin").write_bytes(
+        b"ADAM" + struct.pack("<I", len(updates)) + b"".join(map(packed_update, updates))
+    )
+    examined = [packed_gradient(gradient, i) for i, gradient in enumerate(gradients())]
+    roundings = packed_roundings()
+    counts = struct.pack("<2I", len(examined), len(roundings))
+    (folder / "gradient.bin").write_bytes(b"GRAD" + counts + b"".join((*examined, *roundings)))
