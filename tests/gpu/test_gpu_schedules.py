@@ -107,6 +107,19 @@ def test_long_copies_train_the_same_bits(stride: float | str) -> None:
     assert differing(got, trained(torch.device("cpu"), MIXED, device="cpu", **options)) == []
 
 
+@pytest.mark.parametrize("wire", ["native", "fp32"])
+@pytest.mark.parametrize("stride", ["host", 2])
+def test_gradients_freed_while_backward_runs_train_the_same_bits(
+    stride: float | str, wire: str
+) -> None:
+    # What is freed too early is written over by the gradients that backward makes next.
+    options = {"numels": LARGE, "subgroup_size": sum(LARGE) // 12}
+    got = trained(
+        torch.device("cuda"), MIXED, stride=stride, wire=wire, release_grads=True, **options
+    )
+    assert differing(got, trained(torch.device("cpu"), MIXED, device="cpu", **options)) == []
+
+
 # The check itself: one that cannot fail proves nothing.
 
 

@@ -11,7 +11,7 @@ from dos import DOSOptimizer
 
 NUMELS = (1, 1000, 4097, 20_000, 333)
 ALL = sum(NUMELS)
-STEPS = 3
+STEPS, BACKWARDS = 4, 2
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
@@ -24,7 +24,8 @@ def trained(
 ) -> dict[str, torch.Tensor]:
     """All weights and state after the steps, as the integers of their bits, on the CPU.
 
-    Parameters take the dtypes by turns. The third has no gradient in the second step.
+    Parameters take the dtypes by turns. The third has no gradient in the second step. A device
+    sends gradients while backward runs from the second step on: nothing is left for the last one.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -37,10 +38,16 @@ def trained(
     optimizer = DOSOptimizer(torch.optim.AdamW(groups), **options)
     with closing(optimizer):
         for step in range(STEPS):
-            for index, parameter in enumerate(model):
-                grad = random(index)
-                parameter.grad = None if (step, index) == (1, 2) else grad
+            factors = [random(index) for index in range(len(model))]
+            for _ in range(BACKWARDS):
+                # The derivative of a product is its other factor, on every device the same bits.
+                losses = [(p * f).sum() for p, f in zip(model, factors, strict=True)]
+                torch.autograd.backward([x for i, x in enumerate(losses) if (step, i) != (1, 2)])
             optimizer.step()
+            optimizer.zero_grad()
+        record = optimizer.last_step
+        assert record is not None
+        assert record.early_grad_bytes == record.grad_bytes
         found = {f"{index} weight": parameter.detach() for index, parameter in enumerate(model)}
         for index, parameter in enumerate(model):
             for name, value in optimizer.state[parameter].items():
