@@ -57,9 +57,12 @@ GradientFigures examine(const Gradient& gradient, float* out, double* squares, c
     fingerprint += block.fingerprint;
     max_bits = std::max(max_bits, block.max_bits);
   }
-  // The caller's mode could flush the largest of all subnormal elements to zero.
+  // The caller's mode could flush the largest of all subnormal elements to zero. Volatile, since
+  // a compiler may move a conversion past a change of the mode, of which it knows nothing.
   const FpMode mode;
-  return {value_of(max_bits), fingerprint};
+  const volatile float largest = value_of(max_bits);
+  const volatile double max_abs = largest;
+  return {max_abs, fingerprint};
 }
 
 void downscale(const float* source, void* target, std::size_t numel, DType format,

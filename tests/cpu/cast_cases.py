@@ -52,14 +52,20 @@ def source(seed: int, numel: int, dtype: DType, offset: int = 0) -> Source:
     return Source(buffer, GUARD + offset, numel, dtype)
 
 
+def subnormal(dtype: DType, numel: int = BLOCK_ELEMENTS) -> Source:
+    """Subnormal throughout, so that even the largest magnitude is."""
+    gradient = source(0, numel, dtype)
+    mantissas = {DType.FP32: 0x7FFFFF, DType.BF16: 0x7F, DType.FP16: 0x3FF}
+    gradient.words.view(np.uint32 if dtype.itemsize == 4 else np.uint16)[:] = (
+        np.arange(1, numel + 1) * 97 % mantissas[dtype]
+    )
+    return gradient
+
+
 def delicate(dtype: DType) -> Source:
     """A block that is subnormal throughout, and one whose sums are rounded again and again."""
-    gradient = source(0, 2 * BLOCK_ELEMENTS, dtype)
-    small, rounded = np.split(gradient.words, 2)
-    mantissas = {DType.FP32: 0x7FFFFF, DType.BF16: 0x7F, DType.FP16: 0x3FF}
-    small.view(np.uint32 if dtype.itemsize == 4 else np.uint16)[:] = (
-        np.arange(1, small.size + 1) * 97 % mantissas[dtype]
-    )
+    gradient = subnormal(dtype, 2 * BLOCK_ELEMENTS)
+    rounded = gradient.words[BLOCK_ELEMENTS:]
     spread = np.exp2(np.arange(rounded.size) % 25 - 10.0) * 1.7
     rounded[:] = reference.round_to(spread.astype(np.float32), dtype)
     return gradient

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -114,10 +116,11 @@ def test_torch_operations_do_not_wait_for_the_device() -> None:
 @every_format
 @every_mode
 @pytest.mark.parametrize("pool_first", [True, False])
+@pytest.mark.parametrize("make", [cases.delicate, cases.subnormal])
 def test_a_threads_mode_does_not_change_the_figures(
-    impl: str, dtype: DType, mode: str, pool_first: bool
+    impl: str, dtype: DType, mode: str, pool_first: bool, make: Callable[[DType], Source]
 ) -> None:
-    gradient = cases.delicate(dtype)
+    gradient = make(dtype)
     pool = adam.make_pool(3) if pool_first else None
     with float_mode(mode):
         pool = pool or adam.make_pool(3)  # its workers start in the mode

@@ -164,7 +164,7 @@ def packed_gradient(gradient: Source, offset: int) -> bytes:
 
 
 def gradients() -> list[Source]:
-    """Random ones of every format and length, and one that a mode of the thread would change."""
+    """Random ones of every format and length, and two that a mode of the thread would change."""
     lengths = [(numel, seed) for seed, numel in enumerate(GRADIENT_LENGTHS)]
     return [
         source
@@ -172,6 +172,7 @@ def gradients() -> list[Source]:
         for source in (
             *(cast_cases.source(10 * dtype + seed, numel, dtype, seed) for numel, seed in lengths),
             cast_cases.delicate(dtype),
+            cast_cases.subnormal(dtype),
         )
     ]
 
