@@ -90,9 +90,11 @@ class Guarded {
   // around it.
   void check(const char* name) const {
     guard(false);
+    const Bytes& after = golden_.after;
+    if (std::equal(after.begin(), after.end(), buffer_.get())) return;
     for (std::size_t i = 0; i < golden_.length; ++i) {
       const std::uint32_t got = golden_.word(buffer_.get(), i);
-      const std::uint32_t expected = golden_.word(golden_.after.data(), i);
+      const std::uint32_t expected = golden_.word(after.data(), i);
       const std::size_t place = i - golden_.start;  // wraps before the start
       const bool inside = place < golden_.numel;
       const bool both_nan = golden_.is_nan(got) && golden_.is_nan(expected);
