@@ -131,12 +131,11 @@ class DOSOptimizer(torch.optim.Optimizer):
         """Record the next `steps` steps, backwards included, and write them to `path`.
 
         The file is a Chrome trace, written when the last of them is over; Perfetto opens it.
+        That it cannot be written is a warning then.
 
         Raises:
-            ConfigError: fewer than one step.
+            ConfigError: fewer than one step, or no directory to write to.
         """
-        if steps < 1:
-            raise ConfigError(f"{steps} steps", where="record_trace", fix="record at least 1")
         self._recording = Recording(Path(path), steps)
 
     def clip_grad_norm_(
@@ -338,9 +337,9 @@ class DOSOptimizer(torch.optim.Optimizer):
                 made[key] = hyper[parameter.group].scalars(count + 1, scale)
             scalars.append(None if grad is None else made[key])
         self._last_step = self._engine.step(grads, scalars)
+        self._clip_scale = 1.0
         if self._recording is not None and self._recording.add(self._last_step):
             self._recording = None
-        self._clip_scale = 1.0
 
     def _read_gradients(self) -> list[torch.Tensor | None]:
         tensors = [parameter.tensor for parameter in self._trained]
