@@ -180,11 +180,18 @@ class GradientSender:
         check_s = time.perf_counter() - entered_s
         return frozenset(arrived), Backward(tuple(transfers), tuple(marks), check_s)
 
+    def let_go(self) -> None:
+        """After a step, in which the last copies have ended: hold no gradient for their sake."""
+        with self._lock:
+            self._drop_copied()
+
     def discard(self) -> None:
         """Before gradients are zeroed: forget what was sent.
 
         Whatever the caller's stream does next waits for the copies under way.
         """
+        if os.getpid() != self._pid:
+            return  # a forked child has none of the lanes
         with self._lock:
             self._device.join([t.event for sent in self._sent.values() for t in sent.transfers])
             self._sent = {}
@@ -195,7 +202,7 @@ class GradientSender:
     def made(self, index: int) -> None:
         """Backward has accumulated into a gradient: send it if it was the last time."""
         if os.getpid() != self._pid:
-            return  # a forked child has none of the lanes
+            return
         with self._lock, torch.no_grad():
             self._counts[index] += 1
             if self._counts[index] == self._expected[index]:
@@ -204,8 +211,9 @@ class GradientSender:
 
     def about_to_accumulate(self, index: int) -> None:
         """Backward is about to add to a gradient: let it wait for the copy, if there is one."""
-        if index in self._sent and os.getpid() == self._pid:
-            self._device.join([t.event for t in self._sent[index].transfers])
+        sent = self._sent.get(index)  # one reading: another thread may discard it
+        if sent is not None and os.getpid() == self._pid:
+            self._device.join([transfer.event for transfer in sent.transfers])
 
     def _send(self, index: int) -> None:
         parameter = self._parameters[index]
@@ -320,5 +328,8 @@ def _hook(
         if alive is not None:
             alive.made(index)
 
+    frozen = not parameter.requires_grad
+    parameter.requires_grad_(True)  # torch hooks no other, but keeps the hooks of a frozen one
     yield parameter.register_hook(before)
     yield parameter.register_post_accumulate_grad_hook(after)
+    parameter.requires_grad_(not frozen)
