@@ -203,10 +203,11 @@ class GradientSender:
         """Backward has accumulated into a gradient: send it if it was the last time."""
         if os.getpid() != self._pid:
             return
-        with self._lock, torch.no_grad():
+        with self._lock:
             self._counts[index] += 1
             if self._counts[index] == self._expected[index]:
-                self._send(index)
+                with torch.no_grad():  # in here: it costs more than the rest of this
+                    self._send(index)
             self._drop_copied()
 
     def about_to_accumulate(self, index: int) -> None:
