@@ -103,6 +103,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         """How the last step went: times, bytes, spans; None before the first."""
         return self._last_step
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns the closure's loss, if any.
 
@@ -138,6 +139,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         """
         self._recording = Recording(Path(path), steps)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def clip_grad_norm_(
         self,
         max_norm: float,
@@ -174,6 +176,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._clip_scale *= norm.clip_scale(total, max_norm)
         return torch.tensor(total, dtype=torch.float64)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients, and drop what `clip_grad_norm_` has prepared.
 

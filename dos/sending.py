@@ -331,6 +331,8 @@ def _hook(
 
     frozen = not parameter.requires_grad
     parameter.requires_grad_(True)  # torch hooks no other, but keeps the hooks of a frozen one
-    yield parameter.register_hook(before)
+    # A backward inside of a compiled function would have them traced.
+    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
+    yield parameter.register_hook(torch.utils.hooks.unserializable_hook(before))
     yield parameter.register_post_accumulate_grad_hook(after)
     parameter.requires_grad_(not frozen)

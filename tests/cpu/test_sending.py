@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -210,6 +211,14 @@ def test_a_forked_child_does_not_wait_for_copies_to_zero_its_gradients() -> None
     text = in_child(lambda: (optimizer.zero_grad(), "zeroed")[1])
     optimizer.close()
     assert text == "zeroed"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hooked_model_goes_to_another_process_without_a_warning() -> None:
+    model = make_model()
+    optimizer = make_optimizer(model)
+    assert ForkingPickler.dumps(model)
+    optimizer.close()
 
 
 def unscale(parameters: list[torch.nn.Parameter]) -> None:
