@@ -229,6 +229,8 @@ class UpdateEngine:
         self._torn = True
         record = self._interpreter.run(plan, work, backward)
         self._torn = False
+        if self.sender is not None:
+            self.sender.let_go()
         for index, grad in enumerate(grads):
             if grad is not None:
                 self.state.steps[index] += 1

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
 
 from dos.errors import ConfigError, NonFiniteError
 from dos.kernels import norm
 from dos.kernels.cast import Examined
+
+
+class ClipFactor:
+    """What gradients are to be multiplied by, of which the norm was taken.
+
+    It goes with them: where they all are others by now, or none (`model.zero_grad()`), it is 1.
+    """
+
+    def __init__(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget it: used, or not wanted."""
+        self._value = 1.0
+        self._clipped: list[weakref.ref[torch.Tensor]] = []
+
+    def of(self, grads: Sequence[torch.Tensor | None]) -> float:
+        """The factor for these `p.grad`, 1 by default."""
+        there = set(map(id, grads))
+        alive = (clipped() for clipped in self._clipped)
+        if not any(grad is not None and id(grad) in there for grad in alive):
+            self.drop()
+        return self._value
+
+    def multiply(self, factor: float, grads: Sequence[torch.Tensor | None]) -> None:
+        """Clip these `p.grad` once more."""
+        self._value *= factor
+        self._clipped = [weakref.ref(grad) for grad in grads if grad is not None]
 
 
 def loss_unscaling(optimizer: object) -> float | None:

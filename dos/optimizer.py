@@ -12,7 +12,7 @@ from dos.config import DOSConfig
 from dos.engine import UpdateEngine
 from dos.errors import ConfigError
 from dos.execute.record import Recording, StepRecord
-from dos.grad_scale import check_finite, loss_unscaling, total_norm
+from dos.grad_scale import ClipFactor, check_finite, loss_unscaling, total_norm
 from dos.gradients import read_gradients
 from dos.kernels import norm
 from dos.kernels.scalars import AdamScalars
@@ -90,7 +90,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         wrapped.state.clear()
         self.state = StateView(self._engine.state, self._index_of)  # type: ignore[assignment]
         self._last_step: StepRecord | None = None
-        self._clip_scale = 1.0
+        self._clip_factor = ClipFactor()
         self._recording: Recording | None = None
 
     @property
@@ -103,6 +103,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         """How the last step went: times, bytes, spans; None before the first."""
         return self._last_step
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns the closure's loss, if any.
 
@@ -131,25 +132,22 @@ class DOSOptimizer(torch.optim.Optimizer):
         """Record the next `steps` steps, backwards included, and write them to `path`.
 
         The file is a Chrome trace, written when the last of them is over; Perfetto opens it.
+        That it cannot be written is a warning then.
 
         Raises:
-            ConfigError: fewer than one step.
+            ConfigError: fewer than one step, or no directory to write to.
         """
-        if steps < 1:
-            raise ConfigError(f"{steps} steps", where="record_trace", fix="record at least 1")
         self._recording = Recording(Path(path), steps)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def clip_grad_norm_(
-        self,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
         """Clip all gradients of this optimizer together to `max_norm`, in the next `step`.
 
         As `torch.nn.utils.clip_grad_norm_`, but `p.grad` stays as it is: the factor goes into
-        the update, which costs no pass over the gradients. It applies to whatever gradients the
-        next step finds; `zero_grad` drops it.
+        the update, which costs no pass over the gradients. It applies to what the next step finds
+        in them; it is dropped by `zero_grad`, and with them where all are replaced or None.
 
         Args:
             max_norm: the norm that is not exceeded.
@@ -169,18 +167,20 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._check_usable("clip_grad_norm_")
         with torch.no_grad():
             examined = [its for its in self._engine.examine(self._read_gradients()) if its]
-        total = total_norm(examined, norm_type) * self._clip_scale  # as they will be used
+        grads = [parameter.tensor.grad for parameter in self._trained]
+        total = total_norm(examined, norm_type) * self._clip_factor.of(grads)  # as used then
         if error_if_nonfinite:
             check_finite(total)
-        self._clip_scale *= norm.clip_scale(total, max_norm)
+        self._clip_factor.multiply(norm.clip_scale(total, max_norm), grads)
         return torch.tensor(total, dtype=torch.float64)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients, and drop what `clip_grad_norm_` has prepared.
 
         What runs on the current stream after it waits for gradients that are being sent.
         """
-        self._clip_scale = 1.0
+        self._clip_factor.drop()
         self._engine.discard_gradients()
         drop_stand_ins(parameter.tensor for parameter in self._trained)
         super().zero_grad(set_to_none)
@@ -326,9 +326,9 @@ class DOSOptimizer(torch.optim.Optimizer):
         unscaling = loss_unscaling(self)
         if unscaling is None:
             self._engine.discard_gradients()
-            self._clip_scale = 1.0
+            self._clip_factor.drop()
             return
-        scale = self._clip_scale * unscaling
+        scale = self._clip_factor.of([p.tensor.grad for p in self._trained]) * unscaling
         counts = self._engine.state.steps
         made: dict[tuple[int, int], AdamScalars] = {}
         scalars: list[AdamScalars | None] = []
@@ -338,9 +338,9 @@ class DOSOptimizer(torch.optim.Optimizer):
                 made[key] = hyper[parameter.group].scalars(count + 1, scale)
             scalars.append(None if grad is None else made[key])
         self._last_step = self._engine.step(grads, scalars)
+        self._clip_factor.drop()
         if self._recording is not None and self._recording.add(self._last_step):
             self._recording = None
-        self._clip_scale = 1.0
 
     def _read_gradients(self) -> list[torch.Tensor | None]:
         tensors = [parameter.tensor for parameter in self._trained]

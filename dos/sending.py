@@ -180,11 +180,18 @@ class GradientSender:
         check_s = time.perf_counter() - entered_s
         return frozenset(arrived), Backward(tuple(transfers), tuple(marks), check_s)
 
+    def let_go(self) -> None:
+        """After a step, in which the last copies have ended: hold no gradient for their sake."""
+        with self._lock:
+            self._drop_copied()
+
     def discard(self) -> None:
         """Before gradients are zeroed: forget what was sent.
 
         Whatever the caller's stream does next waits for the copies under way.
         """
+        if os.getpid() != self._pid:
+            return  # a forked child has none of the lanes
         with self._lock:
             self._device.join([t.event for sent in self._sent.values() for t in sent.transfers])
             self._sent = {}
@@ -195,17 +202,19 @@ class GradientSender:
     def made(self, index: int) -> None:
         """Backward has accumulated into a gradient: send it if it was the last time."""
         if os.getpid() != self._pid:
-            return  # a forked child has none of the lanes
-        with self._lock, torch.no_grad():
+            return
+        with self._lock:
             self._counts[index] += 1
             if self._counts[index] == self._expected[index]:
-                self._send(index)
+                with torch.no_grad():  # in here: it costs more than the rest of this
+                    self._send(index)
             self._drop_copied()
 
     def about_to_accumulate(self, index: int) -> None:
         """Backward is about to add to a gradient: let it wait for the copy, if there is one."""
-        if index in self._sent and os.getpid() == self._pid:
-            self._device.join([t.event for t in self._sent[index].transfers])
+        sent = self._sent.get(index)  # one reading: another thread may discard it
+        if sent is not None and os.getpid() == self._pid:
+            self._device.join([transfer.event for transfer in sent.transfers])
 
     def _send(self, index: int) -> None:
         parameter = self._parameters[index]
@@ -320,5 +329,10 @@ def _hook(
         if alive is not None:
             alive.made(index)
 
-    yield parameter.register_hook(before)
+    frozen = not parameter.requires_grad
+    parameter.requires_grad_(True)  # torch hooks no other, but keeps the hooks of a frozen one
+    # A backward inside of a compiled function would have them traced.
+    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
+    yield parameter.register_hook(torch.utils.hooks.unserializable_hook(before))
     yield parameter.register_post_accumulate_grad_hook(after)
+    parameter.requires_grad_(not frozen)

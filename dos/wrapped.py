@@ -134,7 +134,8 @@ def read_group(
         ) from None
     for name, value in values.items():
         below = 1.0 if name.startswith("beta") else math.inf
-        if not 0.0 <= value < below:
+        # Rounding takes some of torch's schedulers to an lr just below 0.
+        if not (0.0 <= value < below or (name == "lr" and math.isfinite(value))):
             raise ConfigError(
                 f"{name} is {value}",
                 where=where,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dos.errors import ConfigError
 from dos.execute.backend import Event, Interval
 from dos.plan import Lane, OpKind, UpdatePlan
 from dos.trace import Span, busy_s, write_trace
@@ -173,9 +175,19 @@ class StepRecord:
 
 
 class Recording:
-    """Steps that are to be written to a trace file: `steps` of them, to `path`."""
+    """Steps that are to be written to a trace file: `steps` of them, to `path`.
+
+    Raises:
+        ConfigError: fewer than one step, or no directory to write to.
+    """
 
     def __init__(self, path: Path, steps: int) -> None:
+        if steps < 1:
+            raise ConfigError(f"{steps} steps", where="record_trace", fix="record at least 1")
+        if not path.parent.is_dir():
+            raise ConfigError(
+                f"there is no directory {path.parent}", where="record_trace", fix="make it first"
+            )
         self._path, self._steps = path, steps
         self._records: list[StepRecord] = []
 
@@ -184,7 +196,10 @@ class Recording:
         self._records.append(record)
         if len(self._records) < self._steps:
             return False
-        write_trace(_spans_of(self._records), self._path, process=record.label)
+        try:
+            write_trace(_spans_of(self._records), self._path, process=record.label)
+        except OSError as error:  # no reason to end a training, whose step is made
+            warnings.warn(f"no trace was written: {error}", stacklevel=2)
         return True
 
 

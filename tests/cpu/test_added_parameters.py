@@ -154,10 +154,46 @@ def test_state_of_a_parameter_that_is_frozen_now_is_loaded(plan: dict[str, Any])
     parameters, optimizer = unfrozen(wrapping(plan))
     others = make_parameters()
     others[0].requires_grad_(False)
-    other = dos.DOSOptimizer(torch.optim.AdamW(others), device="cpu")
+    other = dos.DOSOptimizer(torch.optim.AdamW(others), **plan)
     other.load_state_dict(optimizer.state_dict())
     ours, theirs = optimizer.state[parameters[0]], other.state[others[0]]
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def given_by_hand(make: Make) -> list[torch.nn.Parameter]:
+    """Trained for 4 steps, the first parameter frozen but with a gradient."""
+    parameters = make_parameters()
+    parameters[0].requires_grad_(False)
+    take_steps(make(torch.optim.AdamW(parameters)), parameters, range(4))
+    return parameters
+
+
+@each_plan
+def test_a_frozen_parameter_given_a_gradient_trains_as_in_torch(plan: dict[str, Any]) -> None:
+    bound = AFTER_100_STEPS["p"]
+    pairs = zip(given_by_hand(wrapping(plan)), given_by_hand(lambda torchs: torchs), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=bound.relative, atol=bound.absolute)
+
+
+@each_plan
+def test_a_frozen_parameter_stays_frozen_when_it_is_taken_in(plan: dict[str, Any]) -> None:
+    assert not given_by_hand(wrapping(plan))[0].requires_grad
+
+
+def test_gradients_of_a_parameter_taken_in_frozen_are_sent_early_once_it_is_not() -> None:
+    parameter, frozen = (torch.nn.Parameter(torch.ones(2048)) for _ in range(2))
+    frozen.requires_grad_(False)
+    optimizer = dos.DOSOptimizer(
+        torch.optim.AdamW([parameter, frozen]), device="virtual", stride="host"
+    )
+    take_steps(optimizer, [parameter, frozen], range(1))
+    frozen.requires_grad_(True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (parameter * frozen).sum().backward()
+        optimizer.step()
+    assert optimizer.metrics()["early_grad_bytes"] == parameter.nbytes + frozen.nbytes
 
 
 # ---------------------------------------------------------------- refused

@@ -138,6 +138,29 @@ def test_clipping_twice_sees_what_the_first_left() -> None:
     assert float(optimizer.clip_grad_norm_(1.0)) == pytest.approx(1.0, rel=1e-5)
 
 
+@every_device
+@pytest.mark.parametrize("factor", [1.0, math.nan, math.inf], ids=str)
+def test_a_clipping_goes_with_its_gradients_where_a_step_is_left_out(
+    options: dict[str, object], factor: float
+) -> None:
+    outs = []
+    for left_out in (False, True):
+        parameters = make_parameters()
+        model = torch.nn.ParameterList(parameters)
+        optimizer = dos.DOSOptimizer(torch.optim.AdamW(parameters), **options)
+        for step in range(4):
+            if left_out and step == 2:
+                backward(parameters, 100, factor)
+                optimizer.clip_grad_norm_(0.01)
+                model.zero_grad()
+            backward(parameters, step)
+            optimizer.step()
+            model.zero_grad()
+        optimizer.close()
+        outs.append(parameters)
+    assert all(torch.equal(one, other) for one, other in zip(*outs, strict=True))
+
+
 def test_zero_grad_drops_the_clipping() -> None:
     parameters = make_parameters()
     optimizer = dos.DOSOptimizer(torch.optim.AdamW(parameters), device="cpu")

@@ -131,6 +131,38 @@ def test_from_the_second_step_on_gradients_are_sent_once_and_early(
         assert record.early_grad_bytes == record.grad_bytes == host_grad_bytes(record)
 
 
+def train_compiled_whole(device: str, *, compiled_steps: bool) -> Model:
+    """Trained by one function, backward and step in it; `device` "torch" is torch's optimizer."""
+    model = Model(None)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if device in DEVICES:
+        optimizer = dos.DOSOptimizer(optimizer, **DEVICES[device])
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        if device in DEVICES:
+            optimizer.clip_grad_norm_(0.1)
+        else:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+    run = torch.compile(step, backend="aot_eager") if compiled_steps else step
+    for number in range(STEPS):
+        run(torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(number)))
+    return model
+
+
+@every_device
+@pytest.mark.filterwarnings("error")  # of the compiler, which finds our code
+def test_a_compiled_step_with_its_backward_trains_as_in_torch(device: str) -> None:
+    mine = train_compiled_whole(device, compiled_steps=True)
+    its = train_compiled_whole("torch", compiled_steps=False)
+    allowed = AFTER_STEPS_OF_A_MODEL
+    for one, other in zip(mine.parameters(), its.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=allowed.relative, atol=allowed.absolute)
+
+
 @every_checkpoint
 @every_backend
 def test_the_device_has_the_bits_of_the_host(backend: str | None, reentrant: bool | None) -> None:

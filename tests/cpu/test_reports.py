@@ -99,6 +99,24 @@ def test_steps_follow_one_another_in_a_trace(
     assert starts == sorted(starts)
 
 
+def test_a_trace_into_no_directory_is_refused(
+    trained: tuple[torch.nn.Module, dos.DOSOptimizer], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"no directory {tmp_path / 'none'}"):
+        trained[1].record_trace(tmp_path / "none" / "trace.json")
+
+
+def test_a_trace_that_cannot_be_written_is_said_and_leaves_the_step_alone(
+    trained: tuple[torch.nn.Module, dos.DOSOptimizer], tmp_path: Path
+) -> None:
+    model, optimizer = trained
+    optimizer.record_trace(tmp_path, steps=1)  # a directory
+    with pytest.warns(UserWarning, match=f"no trace was written: .*{tmp_path}"):
+        train(model, optimizer, 1)
+    train(model, optimizer, 1)  # silently
+    assert {int(state["step"]) for state in optimizer.state.values()} == {4}
+
+
 def test_a_trace_of_no_steps_is_refused(
     trained: tuple[torch.nn.Module, dos.DOSOptimizer], tmp_path: Path
 ) -> None:

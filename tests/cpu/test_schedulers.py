@@ -30,6 +30,8 @@ MAKERS: dict[str, Make] = {
     "MultiStepLR": lambda its: schedulers.MultiStepLR(its, [2, 5], gamma=0.5),
     "ConstantLR": lambda its: schedulers.ConstantLR(its, factor=0.5, total_iters=4),
     "LinearLR": lambda its: schedulers.LinearLR(its, total_iters=6),
+    # Rounding takes the lr below 0 in its last step.
+    "LinearLR to 0": lambda its: schedulers.LinearLR(its, 1 / 3, 0.0, total_iters=5),
     "ExponentialLR": lambda its: schedulers.ExponentialLR(its, gamma=0.9),
     "PolynomialLR": lambda its: schedulers.PolynomialLR(its, total_iters=8, power=2.0),
     "CosineAnnealingLR": lambda its: schedulers.CosineAnnealingLR(its, T_max=5),

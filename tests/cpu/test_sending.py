@@ -6,12 +6,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import dos
 from dos.plan import Placement
+from tests.cpu.forked import in_child
 from tests.cpu.tolerances import AFTER_100_STEPS
 
 WIDTH = 32  # so that every piece is a whole number of cache lines, without padding
@@ -176,6 +179,45 @@ def test_backward_does_not_wait_for_a_slow_link() -> None:
     assert sender is not None
     under_way = [t for sent in sender._sent.values() for t in sent.transfers if not t.event.done()]
     assert under_way
+    optimizer.close()
+
+
+def test_a_step_lets_go_of_gradients_that_were_still_under_way() -> None:
+    model = make_model()
+    device = dos.VirtualDevice(pace=SlowLink(0.05), time_scale=1.0)
+    optimizer = make_optimizer(model, device=device, stride="host")
+    backward(model, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(model, 1)
+    memories = [
+        StorageWeakRef(p.grad.untyped_storage()) for p in model.parameters() if p.grad is not None
+    ]
+    optimizer.step()
+    model.zero_grad()
+    assert all(memory.expired() for memory in memories)
+    optimizer.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_copies_to_zero_its_gradients() -> None:
+    model = make_model()
+    device = dos.VirtualDevice(pace=SlowLink(0.2), time_scale=1.0)
+    optimizer = make_optimizer(model, device=device, stride="host")
+    backward(model, 0)
+    optimizer.step()
+    optimizer.zero_grad()
+    backward(model, 1)
+    text = in_child(lambda: (optimizer.zero_grad(), "zeroed")[1])
+    optimizer.close()
+    assert text == "zeroed"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_hooked_model_goes_to_another_process_without_a_warning() -> None:
+    model = make_model()
+    optimizer = make_optimizer(model)
+    assert ForkingPickler.dumps(model)
     optimizer.close()
 
 
