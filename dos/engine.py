@@ -29,8 +29,8 @@ from dos.memory.flat import flat
 from dos.plan import Subgroup, SubgroupSize, UpdatePlan, build, partition, verify
 from dos.sending import GradientSender
 from dos.state import OptimizerState, pieces_of, requirement, size_of
+from perfmodel.closed_form import balanced_stride
 from perfmodel.profile import H100_NODE, NodeProfile
-from perfmodel.solve import balanced_stride
 
 _PLANS_KEPT = 16
 """Plans kept for reuse: one per set of subgroups without a gradient, and of gradients sent."""

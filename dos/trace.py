@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dos.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,17 @@ def busy_s(spans: Iterable[Span]) -> dict[str, float]:
     return total
 
 
-def write_trace(spans: Iterable[Span], path: str | Path, *, process: str) -> None:
+def write_trace(
+    spans: Iterable[Span],
+    path: str | Path,
+    *,
+    process: str,
+    notes: Mapping[str, str] | None = None,
+) -> None:
     """Write a Chrome trace (JSON) of `spans`; Perfetto and chrome://tracing open it.
 
-    `process` names the row group: the device, with its label where it is an emulation.
+    `process` names the row group: the device, with its label where it is an emulation. `notes`
+    are kept beside the spans.
     """
     spans = list(spans)
     lanes = sorted({span.lane for span in spans})
@@ -53,4 +62,29 @@ def write_trace(spans: Iterable[Span], path: str | Path, *, process: str) -> Non
                 "args": span.args,
             }
         )
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    content = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(notes or {})}
+    Path(path).write_text(json.dumps(content))
+
+
+def read_trace(path: str | Path) -> tuple[list[Span], str, dict[str, str]]:
+    """The spans, process and notes of a file that `write_trace` wrote.
+
+    Raises:
+        ConfigError: no such file, or no such trace.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        first, *events = content["traceEvents"]
+        lanes = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
+        spans = [
+            Span(e["name"], lanes[e["tid"]], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"])
+            for e in events
+            if e["ph"] == "X"
+        ]
+        return spans, first["args"]["name"], content["otherData"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"no trace of this library: {error!r}",
+            where=str(path),
+            fix="record one: optimizer.record_trace(path), or python -m perfmodel simulate --trace",
+        ) from None

@@ -196,8 +196,9 @@ class Recording:
         self._records.append(record)
         if len(self._records) < self._steps:
             return False
+        plans = {f"plan {n}": str(one.plan) for n, one in enumerate(self._records)}
         try:
-            write_trace(_spans_of(self._records), self._path, process=record.label)
+            write_trace(_spans_of(self._records), self._path, process=record.label, notes=plans)
         except OSError as error:  # no reason to end a training, whose step is made
             warnings.warn(f"no trace was written: {error}", stacklevel=2)
         return True

@@ -21,18 +21,31 @@ ROOT = Path(__file__).parents[2]
 # covers what is below it, and the longest name wins.
 TABLE = """
 experiments
-dos.__init__ dos.cli dos.doctor perfmodel.__main__ perfmodel.report
+dos.__init__ dos.cli dos.doctor perfmodel.__main__ perfmodel.report perfmodel.planned perfmodel.prediction perfmodel.comparison perfmodel.fit perfmodel.published_runs perfmodel.options perfmodel.predict_cli perfmodel.solve_cli perfmodel.fit_cli
 dos.integrations dos.run
 dos.optimizer dos.engine dos.wrapped dos.grad_scale dos.state_dict | dos.checkpoint
 dos.state dos.state_views dos.saved_state dos.masters dos.gradients dos.sending dos.released perfmodel.calibrate
 dos.execute
 dos.plan | dos.memory
-dos.kernels | perfmodel.__init__ perfmodel.profile perfmodel.model perfmodel.timeline perfmodel.solve
+dos.kernels | perfmodel.__init__ perfmodel.profile perfmodel.model perfmodel.timeline perfmodel.solve perfmodel.closed_form perfmodel.published perfmodel.at_scale perfmodel.checkpoint_interval
 dos.errors dos.config dos.trace dos.stdout
 """  # noqa: E501
 
 # The core of perfmodel stays usable alone: of dos it may know these only.
-CORE = {f"perfmodel.{name}" for name in ("__init__", "profile", "model", "timeline", "solve")}
+CORE = {
+    f"perfmodel.{name}"
+    for name in (
+        "__init__",
+        "profile",
+        "model",
+        "timeline",
+        "solve",
+        "closed_form",
+        "published",
+        "at_scale",
+        "checkpoint_interval",
+    )
+}
 CORE_MAY_IMPORT = ("dos.errors", "dos.trace")
 
 # dos/__init__ names its public objects by string, so that importing it loads nothing; what it

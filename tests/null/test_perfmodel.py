@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dos.errors import ConfigError
+from perfmodel.closed_form import STATE_BYTES, balanced_stride
 from perfmodel.profile import H100_NODE, NodeProfile
-from perfmodel.solve import STATE_BYTES, balanced_stride
 
 rates = st.floats(1e6, 1e13)
 
@@ -31,11 +31,11 @@ def profiles(draw: st.DrawFn) -> NodeProfile:
 
 def step_s(profile: NodeProfile, share: float) -> float:
     """Per parameter, of the formula in balanced_stride's docstring."""
-    link = min(profile.h2d_bytes_per_s, profile.d2h_bytes_per_s)
+    link = min(profile.rate("h2d_bytes_per_s"), profile.rate("d2h_bytes_per_s"))
     return max(
         (1 - share) / profile.host_params_per_s,
         (STATE_BYTES * share + 2 * (1 - share)) / link,
-        share / profile.device_params_per_s,
+        share / profile.rate("device_params_per_s"),
     )
 
 
