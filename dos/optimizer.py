@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from torch._compile import _disable_dynamo  # unlike torch.compiler's, imports no compiler
 
 from dos.config import DOSConfig
 from dos.engine import UpdateEngine
@@ -103,7 +104,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         """How the last step went: times, bytes, spans; None before the first."""
         return self._last_step
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns the closure's loss, if any.
 
@@ -139,7 +140,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         """
         self._recording = Recording(Path(path), steps)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> torch.Tensor:
@@ -174,7 +175,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._clip_factor.multiply(norm.clip_scale(total, max_norm), grads)
         return torch.tensor(total, dtype=torch.float64)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients, and drop what `clip_grad_norm_` has prepared.
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch._compile import _disable_dynamo
 
 from dos.execute.backend import Device, Event, Reading
 from dos.execute.record import Backward, Transfer
@@ -332,7 +333,7 @@ def _hook(
     frozen = not parameter.requires_grad
     parameter.requires_grad_(True)  # torch hooks no other, but keeps the hooks of a frozen one
     # A backward inside of a compiled function would have them traced.
-    before, after = torch.compiler.disable(before), torch.compiler.disable(after)
+    before, after = _disable_dynamo(before), _disable_dynamo(after)
     yield parameter.register_hook(torch.utils.hooks.unserializable_hook(before))
     yield parameter.register_post_accumulate_grad_hook(after)
     parameter.requires_grad_(not frozen)
