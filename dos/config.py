@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -53,6 +54,12 @@ class VirtualDevice(_Options):
         default=None, description="random delays before each op, by this seed; None for none"
     )
     poison: bool = Field(default=False, description="fill a staging slot with NaN on release")
+
+    @property
+    def label(self) -> str:
+        """What it is called in reports and traces."""
+        name = getattr(self.pace, "name", "a node")
+        return "virtual device" if self.pace is None else f"virtual device paced like {name}"
 
 
 class DOSConfig(_Options):
@@ -106,6 +113,12 @@ class DOSConfig(_Options):
         default=False,
         strict=True,
         description="free p.grad as soon as it is sent; torch's own clipping is then refused",
+    )
+
+    profile: str | Path | Pace | None = Field(
+        default=None,
+        description='rates that stride="auto" goes by: a perfmodel.NodeProfile or the path of one; '
+        "None: this machine's cache, else measured at the first step",
     )
 
     @field_validator("stride", mode="before")

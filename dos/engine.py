@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Literal
+from functools import partial
 from typing import cast as as_type
 
 import torch
 from torch.autograd.graph import increment_version
 
-from dos.config import DOSConfig, VirtualDevice
+from dos.config import DOSConfig
 from dos.errors import ConfigError
 from dos.execute.backend import Backend, Device
 from dos.execute.devices import choose_backend
@@ -29,13 +29,16 @@ from dos.memory.flat import flat
 from dos.plan import Subgroup, SubgroupSize, UpdatePlan, build, partition, verify
 from dos.sending import GradientSender
 from dos.state import OptimizerState, pieces_of, requirement, size_of
-from perfmodel.closed_form import balanced_stride
-from perfmodel.profile import H100_NODE, NodeProfile
+from dos.stride import AutoStride, DeviceMemory, Stride, slot_bytes
+from dos.stride_profile import auto_stride
 
 _PLANS_KEPT = 16
-"""Plans kept for reuse: one per set of subgroups without a gradient, and of gradients sent."""
+"""Plans kept for reuse: one per stride, subgroups without a gradient, and gradients sent."""
 
-_PlanKey = tuple[tuple[SubgroupSize, ...], frozenset[int]]
+_PLANNED_FOR = 256
+"""Subgroups by which a stride is chosen: more take as long each, and longer to simulate."""
+
+_PlanKey = tuple[str, tuple[SubgroupSize, ...], frozenset[int]]
 
 
 class UpdateEngine:
@@ -73,10 +76,15 @@ class UpdateEngine:
             cleanup.callback(self._interpreter.close)
             host_parameters = isinstance(self._backend, HostBackend)
             self._device = None if host_parameters else as_type(Device, self._backend)
-            self._build = _builder(config, host_parameters=host_parameters)
             self._threads = adam.make_pool(config.threads, pin=config.pin_threads)
             cleanup.callback(self._threads.close)
-            self.state = OptimizerState(self._device)
+            self._auto = None
+            self._stride = config.stride
+            if host_parameters:
+                _warn_without_effect(config)
+            elif self._stride == "auto":
+                self._auto = auto_stride(config, parameters[0].device, self._threads)
+            self.state = OptimizerState(self._device, any_stride=self._auto is not None)
             # Where gradients lie in host memory already, there is nothing to send.
             self.sender: GradientSender | None = None
             if self._device is not None:
@@ -141,7 +149,9 @@ class UpdateEngine:
             for subgroup in subgroups
         ]
         sizes = (*self._sizes, *(size_of(its, everything) for its in pieces))
-        plan = self._build(sizes, frozenset())
+        if self._stride == "auto" and self._auto is not None:
+            self._stride = self._auto.first(partial(self._sent_plan, sizes))
+        plan = self._build(self._stride, sizes, frozenset())
         verify(plan)
         with torch.inference_mode(False):  # see __init__
             pool = self._reserve(pieces, plan, everything[0].device)
@@ -154,9 +164,9 @@ class UpdateEngine:
         self._pools.append(pool)
         self._parameters, self._sizes = everything, sizes
         self._subgroups += subgroups
-        self.plan, self._plans = plan, {(sizes, frozenset()): plan}
+        self.plan, self._plans = plan, {(plan.stride, sizes, frozenset()): plan}
         if self.sender is not None:
-            self.sender.extend(parameters, self.state.subgroups, self.state.staging)
+            self.sender.extend(parameters, self.state.subgroups, plan.placement, self.state.staging)
 
     def _reserve(
         self, pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, device: torch.device
@@ -167,6 +177,7 @@ class UpdateEngine:
             plan,
             ring_bytes=self._config.ring_bytes,
             staged_bytes=self.state.staging.stage_bytes,
+            any_stride=self._auto is not None,
         )
         return Pool(
             state_bytes=need.state_bytes,
@@ -224,7 +235,7 @@ class UpdateEngine:
             device=self._device,
             pool=self._threads,
         )
-        plan = self._plan(self._still_to_send(inputs), absent)
+        plan = self._plan(self.state.still_to_send(self._sizes, inputs), absent)
         # Until the step is over, some subgroups are a step ahead of the others.
         self._torn = True
         record = self._interpreter.run(plan, work, backward)
@@ -237,7 +248,37 @@ class UpdateEngine:
                 # A weight changed between forward and backward is then an error, as in torch.
                 increment_version(self._parameters[index])
         self.state.remember_weights()
+        if self._auto is not None:
+            self._choose_stride(self._auto, record)
         return record
+
+    def change_stride(self, stride: Stride) -> None:
+        """Place the subgroups by another stride from the next step on; the bits stay the same.
+
+        For engines made with stride="auto", whose memory suits every stride; right after a step,
+        before a gradient of the next one is sent. No state moves: streamed or not, it is at home
+        in host memory.
+        """
+        plan = self._build(stride, self._sizes, frozenset())
+        verify(plan)
+        with torch.inference_mode(False):  # see __init__
+            self.state.restage(plan)
+        self._stride, self.plan = stride, plan
+        assert self.sender is not None, "host parameters have no stride"
+        self.sender.redirect(self.state.subgroups, plan.placement, self.state.staging)
+
+    def _choose_stride(self, auto: AutoStride, record: StepRecord) -> None:
+        assert self._device is not None, "host parameters have no stride"
+        held_bytes = sum(part.nbytes for slot in self.state.staging.slots for part in slot)
+        memory = DeviceMemory(slot_bytes(self.plan), held_bytes, self._device.free_bytes())
+        planner = partial(self._sent_plan, self._sizes)
+        stride = auto.after_step(record, memory, planner)
+        if stride == self._stride:
+            return
+        try:
+            self.change_stride(stride)
+        except torch.OutOfMemoryError:
+            self.change_stride(auto.out_of_memory(planner))
 
     def close(self) -> None:
         """Stop all threads and give the memory back; idempotent."""
@@ -263,57 +304,40 @@ class UpdateEngine:
         dtype = DTYPES[grad.dtype]
         return cast.examine(grad.data_ptr(), grad.numel(), dtype, pool=self._threads)
 
-    def _still_to_send(self, inputs: StepInputs) -> tuple[SubgroupSize, ...]:
-        """The sizes of the subgroups, their gradients as far as they have not arrived."""
-        if not inputs.arrived:
-            return self._sizes
-        sizes = list(self._sizes)
-        for index, memory in enumerate(self.state.subgroups):
-            present = [p for p in memory.pieces if inputs.scalars[p.parameter] is not None]
-            missing = [p for p in present if p.parameter not in inputs.arrived]
-            if len(missing) < len(present):
-                n_bytes = sum(piece.grad_bytes for piece in missing)
-                sizes[index] = replace(sizes[index], grad_bytes=n_bytes)
-        return tuple(sizes)
-
     def _plan(self, sizes: tuple[SubgroupSize, ...], absent: frozenset[int]) -> UpdatePlan:
-        key = (sizes, absent)
+        key = (str(self._stride), sizes, absent)
         if key not in self._plans:
-            plan = self._build(sizes, absent)
+            plan = self._build(self._stride, sizes, absent)
             verify(plan)
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[key] = plan
         return self._plans[key]
 
+    def _sent_plan(self, sizes: Sequence[SubgroupSize], stride: Stride) -> UpdatePlan:
+        """What to choose a stride by: gradients sent before the step, not too many subgroups."""
+        sent = tuple(replace(size, grad_bytes=0) for size in sizes[:_PLANNED_FOR])
+        return self._build(stride, sent, frozenset())
 
-def _builder(
-    config: DOSConfig, *, host_parameters: bool
-) -> Callable[[tuple[SubgroupSize, ...], frozenset[int]], UpdatePlan]:
-    """Makes the plan of a step over subgroups of these sizes, some of them without a gradient."""
-    stride = config.stride
-    if host_parameters:
-        if stride not in ("auto", "host") or config.resident_ratio:
-            warnings.warn(
-                f"the parameters are in host memory, so stride={stride} and "
-                f"resident_ratio={config.resident_ratio} have no effect",
-                stacklevel=5,
-            )
-        return lambda sizes, absent: build(
-            sizes, stride="host", host_parameters=True, absent=absent
+    def _build(
+        self, stride: float | str, sizes: tuple[SubgroupSize, ...], absent: frozenset[int]
+    ) -> UpdatePlan:
+        """The plan of a step over subgroups of these sizes, some of them without a gradient."""
+        if self._device is None:
+            return build(sizes, stride="host", host_parameters=True, absent=absent)
+        return build(
+            sizes,
+            stride=stride,
+            resident_ratio=self._config.resident_ratio,
+            slots=self._config.device_slots,
+            absent=absent,
         )
-    if stride == "auto":
-        stride = _estimated_stride(config)
-    return lambda sizes, absent: build(
-        sizes,
-        stride=stride,
-        resident_ratio=config.resident_ratio,
-        slots=config.device_slots,
-        absent=absent,
-    )
 
 
-def _estimated_stride(config: DOSConfig) -> float | Literal["host"]:
-    """The stride for a node that nobody has measured: by its pace, else by a built-in profile."""
-    pace = config.device.pace if isinstance(config.device, VirtualDevice) else None
-    return balanced_stride(pace if isinstance(pace, NodeProfile) else H100_NODE)
+def _warn_without_effect(config: DOSConfig) -> None:
+    if config.stride not in ("auto", "host") or config.resident_ratio:
+        warnings.warn(
+            f"the parameters are in host memory, so stride={config.stride} and "
+            f"resident_ratio={config.resident_ratio} have no effect",
+            stacklevel=5,
+        )

@@ -56,7 +56,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer to wrap; its foreach and fused flags have no effect.
         **options: the fields of `dos.DOSConfig`: stride, subgroup_size, device,
             resident_ratio, device_slots, host_memory_bytes, ring_bytes, threads, pin_threads,
-            wire, release_grads.
+            wire, release_grads, profile.
 
     Raises:
         ConfigError: an option, the optimizer or a parameter cannot be used.

@@ -9,8 +9,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,33 +20,15 @@ from dos.execute.work import DTYPES, Piece, Staging, SubgroupMemory, send
 from dos.kernels import cast
 from dos.kernels.cast import Examined
 from dos.memory.flat import flat_like
-from dos.plan import Lane, Op, OpKind
+from dos.plan import Lane, Op, OpKind, Placement
 from dos.released import ReleasedGradient
+from dos.sent import Sent, identity_of, settle
 
 CLEAN_STEPS = 2
 """Steps without a change that it takes, after one with, until gradients are sent early again."""
 
 TRANSFERS_KEPT = 10_000
 """Transfers remembered for the report of a step that is long in coming, backward after backward."""
-
-
-@dataclass(slots=True)
-class _Sent:
-    """One gradient as it was in its hook.
-
-    `transfers` is empty where it was only looked at. `grad`, 1-D, is kept until they are over,
-    and longer where the device needs it too; `identity` tells whether it was written to since, and
-    `stand_in` is what `p.grad` was replaced by.
-    """
-
-    grad: torch.Tensor | None
-    reading: Reading
-    identity: tuple[int, int]
-    transfers: tuple[Transfer, ...] = ()
-    stand_in: ReleasedGradient | None = None
-
-    def over(self) -> bool:
-        return all(transfer.event.done() for transfer in self.transfers)
 
 
 class GradientSender:
@@ -72,8 +52,8 @@ class GradientSender:
         self._pid = os.getpid()
         # Autograd runs the hooks of one device on one thread, but anybody may call zero_grad.
         self._lock = threading.Lock()
-        self._sent: dict[int, _Sent] = {}
-        self._copying: deque[tuple[int, _Sent]] = deque()  # in the lane's order
+        self._sent: dict[int, Sent] = {}
+        self._copying: deque[tuple[int, Sent]] = deque()  # in the lane's order
         self._transfers: list[Transfer] = []  # since the last step
         self._marks: list[Event] = []  # the first and the last of them
         self._parameters: list[torch.Tensor] = []
@@ -90,6 +70,7 @@ class GradientSender:
         self,
         parameters: Sequence[torch.Tensor],
         subgroups: Sequence[SubgroupMemory],
+        placement: Sequence[Placement],
         staging: Staging,
     ) -> None:
         """Take in further parameters, between steps, and hook them.
@@ -97,32 +78,38 @@ class GradientSender:
         Args:
             parameters: the new ones.
             subgroups: all subgroups, the new ones last: where their gradient leases lie.
+            placement: of each of them.
             staging: with the device buffer that gradients are widened in.
         """
-        _settle(self._transfers)  # they may use the staging that is replaced
         first = len(self._parameters)
         self._parameters += parameters
-        self._staging = staging
         self._counts += [0] * len(parameters)
         self._expected += [0] * len(parameters)
-        for number, home in enumerate(subgroups):
-            for piece in home.pieces:
-                if piece.parameter < first:
-                    continue
-                if home.grad is None:
-                    self._on_device.add(piece.parameter)
-                else:
-                    self._homes.setdefault(piece.parameter, []).append((number, home, piece))
+        self._aim(subgroups, placement, staging)
+        leased = {p.parameter for home in subgroups if home.grad is not None for p in home.pieces}
         for index in range(first, len(self._parameters)):
-            if index in self._homes:
+            if index in leased:
                 self._handles += _hook(self, self._parameters[index], index)
+
+    def redirect(
+        self,
+        subgroups: Sequence[SubgroupMemory],
+        placement: Sequence[Placement],
+        staging: Staging,
+    ) -> None:
+        """Send to the subgroups that the host updates from now on; arguments as for `extend`.
+
+        Right after a step: what has been sent since would be lost.
+        """
+        assert not self._sent, "gradients of the next step have been sent already"
+        self._aim(subgroups, placement, staging)
 
     def close(self) -> None:
         """Remove the hooks, let copies end, and let go of all memory; idempotent."""
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
-        _settle(self._transfers)
+        settle(self._transfers)
         self._copying.clear()
         self._sent, self._transfers, self._marks = {}, [], []
         self._homes, self._staging = {}, Staging()
@@ -176,7 +163,7 @@ class GradientSender:
         arrived = {index for index in looked if index in same and sent[index].transfers}
         doubtful = {i: grads[i] for i in arrived if not self._untouched(i, sent[i])}
         if doubtful:
-            _settle(transfers)
+            settle(transfers)
             arrived -= self._torn(doubtful)
         check_s = time.perf_counter() - entered_s
         return frozenset(arrived), Backward(tuple(transfers), tuple(marks), check_s)
@@ -217,7 +204,25 @@ class GradientSender:
         if sent is not None and os.getpid() == self._pid:
             self._device.join([transfer.event for transfer in sent.transfers])
 
+    def _aim(
+        self,
+        subgroups: Sequence[SubgroupMemory],
+        placement: Sequence[Placement],
+        staging: Staging,
+    ) -> None:
+        settle(self._transfers)  # they may use the staging that is replaced
+        self._staging = staging
+        self._homes, self._on_device = {}, set()
+        for number, (home, at) in enumerate(zip(subgroups, placement, strict=True)):
+            for piece in home.pieces:
+                if at is Placement.HOST:
+                    self._homes.setdefault(piece.parameter, []).append((number, home, piece))
+                else:
+                    self._on_device.add(piece.parameter)
+
     def _send(self, index: int) -> None:
+        if index not in self._homes:
+            return  # the device updates all of it
         parameter = self._parameters[index]
         grad = parameter.grad
         if grad is None or grad.layout is not torch.strided or grad.dtype is not parameter.dtype:
@@ -225,13 +230,13 @@ class GradientSender:
         flat = flat_like(grad, parameter)
         reading = self._device.examine(flat)
         if self._quiet_steps:
-            self._sent[index] = _Sent(None, reading, _identity(grad))
+            self._sent[index] = Sent(None, reading, identity_of(grad))
             return
         made = self._device.mark()
         self._marks[1:] = [made]
         transfers = tuple(self._transfer(home, flat, made) for home in self._homes[index])
         self._transfers += transfers
-        self._sent[index] = sent = _Sent(flat, reading, _identity(grad), transfers)
+        self._sent[index] = sent = Sent(flat, reading, identity_of(grad), transfers)
         self._copying.append((index, sent))
         if self._release:
             parameter.grad = sent.stand_in = ReleasedGradient(grad)
@@ -248,18 +253,18 @@ class GradientSender:
         return Transfer(subgroup, piece.grad_bytes, event)
 
     def _look(
-        self, index: int, grad: torch.Tensor | None, sent: Mapping[int, _Sent]
+        self, index: int, grad: torch.Tensor | None, sent: Mapping[int, Sent]
     ) -> Reading | None:
         its = sent.get(index)
         if its and its.stand_in is not None and its.stand_in is self._parameters[index].grad:
             return its.reading  # nobody can have changed it
         return None if grad is None else self._device.examine(grad)
 
-    def _untouched(self, index: int, sent: _Sent) -> bool:
+    def _untouched(self, index: int, sent: Sent) -> bool:
         """Whether nobody can have written to a gradient while it was copied."""
         now = self._parameters[index].grad
         assert now is not None
-        return sent.stand_in is now or sent.identity == _identity(now)
+        return sent.stand_in is now or sent.identity == identity_of(now)
 
     def _torn(self, doubtful: Mapping[int, torch.Tensor | None]) -> set[int]:
         """Whose leases do not hold their gradient, by content; all copies are over.
@@ -290,7 +295,7 @@ class GradientSender:
             if index not in self._on_device:
                 sent.grad = None
 
-    def _warn(self, sent: _Sent) -> None:
+    def _warn(self, sent: Sent) -> None:
         if sent.transfers and not self._warned:
             self._warned = True
             warnings.warn(
@@ -300,18 +305,6 @@ class GradientSender:
                 "tensor hook instead of after backward",
                 stacklevel=2,
             )
-
-
-def _settle(transfers: Sequence[Transfer]) -> None:
-    """Wait for all of them."""
-    for transfer in transfers:
-        with suppress(Exception):  # whoever needs what was sent is told by its own wait
-            transfer.event.wait()
-
-
-def _identity(grad: torch.Tensor) -> tuple[int, int]:
-    """What writing to it through torch changes, or exchanging its memory."""
-    return grad._version, grad.data_ptr()
 
 
 def _hook(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from dos.errors import PoolError
 from dos.execute.backend import Device
-from dos.execute.work import Piece, Staging, SubgroupMemory
+from dos.execute.work import Piece, Staging, StepInputs, SubgroupMemory
 from dos.masters import MasterPart, Masters
 from dos.memory import Lease, Pool, Requirement, padded_bytes, tensor_across
 from dos.memory.flat import unflatten
@@ -90,6 +91,7 @@ def requirement(
     *,
     ring_bytes: int | None,
     staged_bytes: int = 0,
+    any_stride: bool = False,
 ) -> Requirement:
     """Host memory of a plan over subgroups of these pieces, all three kinds of lease.
 
@@ -98,22 +100,17 @@ def requirement(
         plan: of all subgroups.
         ring_bytes: size of the ring; None for what the plan needs.
         staged_bytes: size of each staging buffer that is there already.
+        any_stride: the stride may change, so whatever is not resident may come to be updated
+            on the host.
 
     Raises:
         PoolError: `ring_bytes` is too small for the plan's staging buffers.
     """
     first = len(plan.sizes) - len(pieces)
     state = [4 * numel for _, _, numel in _host_arrays(pieces, plan, first)]
-    sent = [
-        size
-        for size, at in zip(plan.sizes, plan.placement, strict=True)
-        if at is Placement.HOST and not plan.host_parameters
-    ]
-    added = zip(plan.sizes[first:], plan.placement[first:], strict=True)
-    grad = [
-        size.grad_bytes for size, at in added if at is Placement.HOST and not plan.host_parameters
-    ]
-    stage_bytes = max((size.weight_bytes for size in sent), default=0)
+    sent = [index for index in range(len(plan.sizes)) if _has_lease(plan, index, any_stride)]
+    grad = [plan.sizes[index].grad_bytes for index in sent if index >= first]
+    stage_bytes = max((plan.sizes[index].weight_bytes for index in sent), default=0)
     needed_bytes = plan.stages * padded_bytes(stage_bytes) if stage_bytes > staged_bytes else 0
     if ring_bytes is not None and ring_bytes < needed_bytes:
         raise PoolError(
@@ -127,11 +124,19 @@ def requirement(
     return Requirement.of_leases(state=state, gradient=grad, ring_bytes=ring_bytes)
 
 
+def _has_lease(plan: UpdatePlan, index: int, any_stride: bool) -> bool:
+    """Whether the gradient of a subgroup is sent to the host, or may come to be."""
+    at = plan.placement[index]
+    may_be_sent = at is Placement.HOST or (any_stride and at is Placement.STREAMED)
+    return may_be_sent and not plan.host_parameters
+
+
 class OptimizerState:
     """fp32 master, exp_avg and exp_avg_sq of all subgroups, and the staging memory.
 
     Args:
         device: the backend, where it has device memory.
+        any_stride: the stride may change: see `restage`.
 
     Attributes:
         parameters: the trained ones, dense.
@@ -141,13 +146,13 @@ class OptimizerState:
         staging: slots and staging buffers.
     """
 
-    def __init__(self, device: Device | None) -> None:
+    def __init__(self, device: Device | None, *, any_stride: bool = False) -> None:
         self.parameters: list[torch.Tensor] = []
         self.steps: list[int] = []
         self.masters = Masters()
         self.subgroups: list[SubgroupMemory] = []
         self.staging = Staging()
-        self._device = device
+        self._device, self._any_stride = device, any_stride
         self._leases: dict[tuple[str, int], Lease] = {}
         self._where: list[list[tuple[int, Piece]]] = []
 
@@ -172,10 +177,10 @@ class OptimizerState:
             for kind, index, numel in _host_arrays(pieces, plan, first)
         }
         homes = [
-            _home(index, its, plan, pool, leases, self._device)
+            _home(index, its, plan, pool, leases, self._device, self._any_stride)
             for index, its in enumerate(pieces, first)
         ]
-        staging = _staging(plan, pool, self._device, self.staging)
+        staging = _staging(plan, pool, self._device, self.staging, self._any_stride)
         # From here on nothing fails.
         self.subgroups += homes
         self.staging = staging
@@ -189,6 +194,32 @@ class OptimizerState:
         for index, parameter in enumerate(parameters, first_parameter):
             parts = [MasterPart(master, start) for master, start in self.parts(index, "master")]
             self.masters.add(parameter, parts)
+
+    def restage(self, plan: UpdatePlan) -> None:
+        """Between steps: have slots while `plan`, one of another stride, streams anything.
+
+        Nothing else moves by it: every state that is not resident is at home in host memory,
+        where each has a gradient lease, and staging buffers hold the largest of all.
+        """
+        assert self._any_stride, "memory for this stride alone"
+        assert self._device is not None, "host parameters have no stride"
+        slots = _slots(plan, self._device, self.staging, self._any_stride)
+        self.staging = replace(self.staging, slots=slots)
+
+    def still_to_send(
+        self, sizes: tuple[SubgroupSize, ...], inputs: StepInputs
+    ) -> tuple[SubgroupSize, ...]:
+        """The sizes of the subgroups, their gradients as far as they have not arrived."""
+        if not inputs.arrived:
+            return sizes
+        found = list(sizes)
+        for index, memory in enumerate(self.subgroups):
+            present = [p for p in memory.pieces if inputs.scalars[p.parameter] is not None]
+            missing = [p for p in present if p.parameter not in inputs.arrived]
+            if len(missing) < len(present):
+                n_bytes = sum(piece.grad_bytes for piece in missing)
+                found[index] = replace(found[index], grad_bytes=n_bytes)
+        return tuple(found)
 
     def parts(self, index: int, kind: str) -> Iterator[tuple[torch.Tensor, int]]:
         """The homes of a parameter's "master", "exp_avg" or "exp_avg_sq", piece by piece.
@@ -248,6 +279,7 @@ def _home(
     pool: Pool,
     leases: Mapping[tuple[str, int], Lease],
     device: Device | None,
+    any_stride: bool,
 ) -> SubgroupMemory:
     grad = None
     if plan.placement[index] is Placement.RESIDENT:
@@ -256,32 +288,26 @@ def _home(
         state = [device.empty(numel, torch.float32).zero_() for numel in numels]
     else:
         state = [leases[kind, index].tensor(torch.float32) for kind in _KINDS]
-        if plan.placement[index] is Placement.HOST and not plan.host_parameters:
+        if _has_lease(plan, index, any_stride):
             lease = pool.gradient(plan.sizes[index].grad_bytes, f"gradient of subgroup {index}")
             grad = lease.tensor(torch.uint8)
     return SubgroupMemory(pieces, state[0], state[1], state[2], grad)
 
 
-def _staging(plan: UpdatePlan, pool: Pool, device: Device | None, held: Staging) -> Staging:
+def _staging(
+    plan: UpdatePlan, pool: Pool, device: Device | None, held: Staging, any_stride: bool
+) -> Staging:
     """Slots, stages and the two device buffers, as large as the largest subgroup that uses them.
 
     What `held` has in sufficient size is kept.
     """
     if device is None:
         return held
-    sizes = list(zip(plan.sizes, plan.placement, strict=True))
-    streamed = max((s.numel for s, at in sizes if at is Placement.STREAMED), default=0)
-    on_host = [size for size, at in sizes if at is Placement.HOST]
-    grad_bytes = max((size.grad_bytes for size in on_host), default=0)
-    weight_bytes = max((size.weight_bytes for size in on_host), default=0)
-    f32 = torch.float32
-    slots, stages = held.slots, held.stages
-    device_grad, device_weight = held.device_grad, held.device_weight
-    if streamed > (slots[0][0].numel() if slots else 0):
-        slots = tuple(
-            (device.empty(streamed, f32), device.empty(streamed, f32), device.empty(streamed, f32))
-            for _ in range(plan.slots)
-        )
+    sent = [s for index, s in enumerate(plan.sizes) if _has_lease(plan, index, any_stride)]
+    grad_bytes = max((size.grad_bytes for size in sent), default=0)
+    weight_bytes = max((size.weight_bytes for size in sent), default=0)
+    stages, device_grad, device_weight = held.stages, held.device_grad, held.device_weight
+    slots = _slots(plan, device, held, any_stride)
     if weight_bytes > held.stage_bytes:
         # Held as long as the optimizer lives: a step never waits for a staging buffer.
         stages = tuple(
@@ -292,3 +318,21 @@ def _staging(plan: UpdatePlan, pool: Pool, device: Device | None, held: Staging)
     if grad_bytes > (0 if device_grad is None else device_grad.numel()):
         device_grad = device.empty(grad_bytes, torch.uint8)
     return Staging(slots, stages, device_grad, device_weight)
+
+
+def _slots(
+    plan: UpdatePlan, device: Device, held: Staging, any_stride: bool
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]:
+    """Slots for what the plan streams; none where it streams nothing, kept where they suffice."""
+    if Placement.STREAMED not in plan.placement:
+        return ()
+    uses = (Placement.STREAMED, Placement.HOST) if any_stride else (Placement.STREAMED,)
+    placed = zip(plan.sizes, plan.placement, strict=True)
+    numel = max(size.numel for size, at in placed if at in uses)
+    if held.slots and held.slots[0][0].numel() >= numel:
+        return held.slots
+
+    def empty() -> torch.Tensor:
+        return device.empty(numel, torch.float32)
+
+    return tuple((empty(), empty(), empty()) for _ in range(plan.slots))

@@ -9,9 +9,9 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
 from dos.kernels import adam
+from perfmodel.machine import processor_name
 
 VERSIONS_OF = ("torch", "triton", "deepspeed", "numpy")
 
@@ -36,17 +36,9 @@ def environment() -> dict[str, object]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "isas": native_isas(),
         "versions": versions,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

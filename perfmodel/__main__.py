@@ -7,12 +7,13 @@ import sys
 import typer
 
 from dos.errors import DOSError
+from perfmodel.calibrate_cli import calibrate
 from perfmodel.fit_cli import compare, fit
 from perfmodel.predict_cli import plot, predict, simulate
 from perfmodel.solve_cli import checkpoint_interval, solve
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
-for command in (predict, solve, simulate, plot, fit, compare, checkpoint_interval):
+for command in (calibrate, predict, solve, simulate, plot, fit, compare, checkpoint_interval):
     app.command()(command)
 
 

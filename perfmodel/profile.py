@@ -84,6 +84,7 @@ class NodeProfile:
         host_params_per_s_beside_copies: the host update while the link is busy both ways.
         host_params_per_s_by_threads: the host update alone, by the number of threads (text).
         pageable_h2d_bytes_per_s, pageable_d2h_bytes_per_s: the link from ordinary memory.
+        pageable_link_bytes_per_s: both ways of it busy, added.
         host_cast_params_per_s, device_cast_params_per_s: fp32 rounded to 16 bits.
         device_memory_bytes_per_s: traffic of the device's memory.
         disk_write_bytes_per_s, disk_read_bytes_per_s: direct I/O.
@@ -109,6 +110,7 @@ class NodeProfile:
     host_params_per_s_by_threads: Mapping[str, float] = field(default_factory=dict)
     pageable_h2d_bytes_per_s: float | None = None
     pageable_d2h_bytes_per_s: float | None = None
+    pageable_link_bytes_per_s: float | None = None
     host_cast_params_per_s: float | None = None
     device_cast_params_per_s: float | None = None
     device_memory_bytes_per_s: float | None = None

@@ -8,17 +8,14 @@ from contextlib import closing
 from functools import partial
 from statistics import median
 
-import torch
-
 from dos.doctor import findings
 from dos.doctor.findings import Finding
 from dos.kernels import adam
-from dos.kernels.scalars import AdamScalars, DType, Segment
-from dos.memory import Slab, available_host_bytes, padded_bytes
+from dos.memory import Slab, available_host_bytes
 from dos.memory.sizes import LINE_BYTES
+from perfmodel.bench import UPDATE_BYTES, HostArrays
+from perfmodel.profile import FUSED_BYTES_PER_PARAM
 
-MOVED_BYTES, HELD_BYTES = 28, 16
-"""Of a parameter with 16-bit gradient and weight: what an update moves, and what lies in memory."""
 PARAMS = 20_000_000
 FEWEST_PARAMS = 2_000_000  # fewer stay in the caches of a server's processor
 ROUNDS = 7
@@ -30,7 +27,7 @@ def params_for(available_bytes: int | None) -> int:
     Where the system does not say what is available, 1 GiB is taken for granted.
     """
     room_bytes = (1 << 30 if available_bytes is None else available_bytes) // 4
-    params = min(PARAMS, room_bytes // HELD_BYTES)
+    params = min(PARAMS, room_bytes // UPDATE_BYTES)
     return params if params >= FEWEST_PARAMS else 0
 
 
@@ -44,41 +41,23 @@ def update(rounds: int = ROUNDS) -> Finding:
     except ModuleNotFoundError:
         return findings.no_probe("that needs the compiled extension")
     pool = native.ThreadPool()
-    with closing(pool), closing(Slab(params * HELD_BYTES + 5 * LINE_BYTES)) as slab:
+    with closing(pool), closing(Slab(params * UPDATE_BYTES + 5 * LINE_BYTES)) as slab:
         adam.first_touch([(slab.address, slab.n_bytes)], pool)
-        at = _arrays(slab, params)
-        scalars = AdamScalars.at_step(
-            lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01, step=10, decoupled=True
-        )
-        segment = Segment(
-            **at, numel=params, g_dtype=DType.BF16, w_dtype=DType.BF16, scalars=scalars
-        )
+        arrays = HostArrays(slab, params)
         # With regular and with streaming stores: which is faster depends on the machine.
         runs: list[Callable[[], object]] = [
-            partial(adam.update, [segment], pool=pool),
-            partial(native.sweep, **at, numel=params, stream=False, pool=pool),
-            partial(native.sweep, **at, numel=params, stream=True, pool=pool),
+            partial(adam.update, [arrays.segment()], pool=pool),
+            partial(native.sweep, **arrays.at, numel=params, stream=False, pool=pool),
+            partial(native.sweep, **arrays.at, numel=params, stream=True, pool=pool),
         ]
         times_s = [[_seconds_of(run) for run in runs] for _ in range(rounds + 1)][1:]
     update_s, regular_s, streaming_s = (list(column) for column in zip(*times_s, strict=True))
     sweep_s = min(regular_s, streaming_s, key=median)
-    moved_bytes = MOVED_BYTES * params
+    moved_bytes = FUSED_BYTES_PER_PARAM * params
     ratio = median(bound / ours for bound, ours in zip(sweep_s, update_s, strict=True))
     return findings.update_probe(
         moved_bytes / median(update_s), moved_bytes / median(sweep_s), ratio, params
     )
-
-
-def _arrays(slab: Slab, params: int) -> dict[str, int]:
-    """Addresses of p, m, v in fp32 and g, w in bf16; numbers that are not zero in p and g."""
-    at, end = {}, 0
-    for name, itemsize in (("p", 4), ("m", 4), ("v", 4), ("g", 2), ("w", 2)):
-        at[name] = slab.address + end
-        dtype = torch.float32 if itemsize == 4 else torch.bfloat16
-        if name in "pg":  # a processor may write whole lines of zeros without moving them
-            slab.tensor(end, params, dtype).fill_(0.75)
-        end += padded_bytes(params * itemsize, LINE_BYTES)
-    return at
 
 
 def _seconds_of(run: Callable[[], object]) -> float:

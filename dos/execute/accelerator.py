@@ -141,6 +141,14 @@ class AcceleratorBackend:
         """One Adam update of flat 1-D device tensors, on the current stream."""
         self._kernels.update(p, m, v, g, w, scalars)
 
+    def free_bytes(self) -> int | None:
+        """By CUDA's count of free memory and by torch's of what it holds and held at most."""
+        if self._device.type != "cuda":
+            return None
+        free_bytes: int = torch.cuda.mem_get_info(self._device)[0]
+        held_bytes = torch.cuda.memory_reserved(self._device)
+        return free_bytes + held_bytes - torch.cuda.max_memory_allocated(self._device)
+
     def mark(self) -> DeviceEvent:
         """What the caller's current stream has been given so far, as an event."""
         clock = self._device_streams[Lane.D2H].clock

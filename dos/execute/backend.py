@@ -102,6 +102,13 @@ class Device(Backend, Protocol):
         """One Adam update in device memory of flat 1-D tensors, on the current lane."""
         ...
 
+    def free_bytes(self) -> int | None:
+        """Memory that is left beside the most that this process has needed at a time.
+
+        Negative if so much is not to be had any more; None where the device does not tell.
+        """
+        ...
+
     def mark(self) -> Event:
         """What the caller's current stream has been given so far, as an event."""
         ...

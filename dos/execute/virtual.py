@@ -40,8 +40,7 @@ class VirtualBackend:
     def __init__(self, device: VirtualDevice) -> None:
         self._device = device
         self.time_scale = device.time_scale
-        pace = f" paced like {getattr(device.pace, 'name', 'a node')}" if device.pace else ""
-        self.label = f"virtual device{pace}"
+        self.label = device.label
         self._streams = {
             lane: WorkerStream(
                 f"dos-virtual-{lane.value}",
@@ -100,6 +99,9 @@ class VirtualBackend:
             scalars=scalars,
         )
         adam.update([segment])
+
+    def free_bytes(self) -> None:
+        """Host memory plays the device's: nothing to tell."""
 
     def mark(self) -> Event:
         """An event that has passed: the caller's thread is the stream."""

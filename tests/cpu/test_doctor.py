@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dos.doctor import findings, probe
 from dos.doctor.findings import STATUSES, Finding
+from perfmodel.bench import UPDATE_BYTES
 
 ROOT = Path(__file__).parents[2]
 KEYS = {field.name for field in fields(Finding)}
@@ -216,7 +217,7 @@ def test_an_update_far_below_the_sweep_is_a_warning(
 @given(st.none() | st.integers(0, 1 << 45))
 def test_the_probe_takes_less_than_a_quarter_of_the_memory(available: int | None) -> None:
     params = probe.params_for(available)
-    assert 4 * probe.HELD_BYTES * params <= (1 << 30 if available is None else available)
+    assert 4 * UPDATE_BYTES * params <= (1 << 30 if available is None else available)
     assert params == 0 or probe.FEWEST_PARAMS <= params <= probe.PARAMS
 
 

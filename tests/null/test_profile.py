@@ -60,6 +60,17 @@ def test_a_link_cannot_carry_more_both_ways_than_each_way_alone() -> None:
         replace(H100_NODE, link_bytes_per_s=120e9)
 
 
+@pytest.mark.parametrize("lane", ["h2d", "d2h", "device", "host"])
+def test_an_op_without_work_costs_its_launch(lane: str) -> None:
+    assert H100_NODE.op_s(lane, numel=0, link_bytes=0) == H100_NODE.launch_s
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_an_impossible_rate_is_refused_by_name(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"NodeProfile\.h2d_bytes_per_s"):
+        replace(H100_NODE, h2d_bytes_per_s=value)
+
+
 Damage = Callable[[dict[str, Any]], object]
 DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "empty": (lambda c: c.clear(), "the whole file", "empty profile"),
