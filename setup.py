@@ -7,6 +7,9 @@ them, and the numba and numpy kernels stand in.
 from __future__ import annotations
 
 import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
@@ -37,6 +40,21 @@ ISA_FLAGS = {
 }
 PARALLEL_COMPILES = 2
 
+USES_LIBURING = "#include <liburing.h>\nint main() { return io_uring_queue_init(0, nullptr, 0); }\n"
+# Its archive first: a wheel with that runs where no liburing is installed.
+LIBURING_LINKS = (["-l:liburing.a", "-Wl,--exclude-libs,ALL"], ["-luring"])
+
+
+def liburing(compiler: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Flags to compile and to link with liburing; none where this compiler does not find it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for link in LIBURING_LINKS:
+            command = [*compiler, "-x", "c++", "-", "-o", f"{folder}/program", *link]
+            done = subprocess.run(command, input=USES_LIBURING, capture_output=True, text=True)
+            if done.returncode == 0:
+                return ["-DDOS_HAVE_LIBURING"], link
+    return [], []
+
 
 class BuildKernels(build_ext):
     """Compiles the sources of an extension in parallel, each with its own flags."""
@@ -46,10 +64,17 @@ class BuildKernels(build_ext):
         if not (self.force or newer_group([*ext.sources, *ext.depends], target, "newer")):
             return
         try:
+            compile_flags, link_flags = liburing(self.compiler.compiler_cxx)
+            if not link_flags:
+                print("deep-optimizer-states: without liburing; checkpoints will use threads")
+            ext.extra_compile_args += compile_flags
             with ThreadPoolExecutor(PARALLEL_COMPILES) as executor:
                 objects = list(executor.map(lambda s: self._compile(ext, s), ext.sources))
             self.compiler.link_shared_object(
-                objects, target, extra_postargs=ext.extra_link_args, target_lang="c++"
+                objects,
+                target,
+                extra_postargs=[*ext.extra_link_args, *link_flags],
+                target_lang="c++",
             )
         except Exception:
             # Raised again: setuptools warns, and goes on because the extension is optional.
@@ -70,7 +95,7 @@ def kernel_sources(machine: str) -> list[str]:
     """C++ files for a kind of machine, the slowest to compile first."""
     x86_64 = machine.lower() in {"x86_64", "amd64"}
     parts = [s for s in sorted(glob("kernels/cpu/*.cpp")) if x86_64 or s not in ISA_FLAGS]
-    return ["kernels/bindings.cpp", *parts]
+    return [*sorted(glob("kernels/*.cpp")), *parts, *sorted(glob("kernels/io/*.cpp"))]
 
 
 if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
@@ -78,6 +103,8 @@ if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
         # Explicit: dos/kernels is a link to kernels, which must not become a package "kernels".
         packages=[
             "dos",
+            "dos.bench",
+            "dos.checkpoint",
             "dos.doctor",
             "dos.execute",
             "dos.kernels",
@@ -91,9 +118,9 @@ if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
             Extension(
                 "dos.kernels._native",
                 sources=kernel_sources(platform.machine()),
-                depends=glob("kernels/cpu/*.hpp"),
+                depends=glob("kernels/**/*.hpp", recursive=True),
                 include_dirs=[pybind11.get_include()],
-                extra_compile_args=FLAGS,
+                extra_compile_args=[*FLAGS],
                 extra_link_args=["-pthread"],
                 language="c++",
                 optional=True,

@@ -1,7 +1,7 @@
 """Compiled kernels; absent where no C++ compiler was found when the project was built."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 class ThreadPool:
     """Persistent worker threads that share the work of a call with its caller.
@@ -125,3 +125,58 @@ def seat_cpus(threads: int, nodes: Sequence[Sequence[int]], pin: bool) -> list[l
     CPUs of their node; with ``pin`` each to one, which nobody shares before all are taken.
     With one node and no ``pin`` nobody is bound.
     """
+
+class IoQueue:
+    """Reads and writes in flight by io_uring, or by threads that call pread and pwrite.
+
+    Used by one thread at a time, which gives the GIL away while it waits or reads. A buffer must
+    stay alive and as it is until its token is told by `completed`. In a forked child it refuses.
+    """
+
+    def __init__(
+        self, engine: Literal["io_uring", "threads"], depth: int, registered: Sequence[memoryview]
+    ) -> None:
+        """Of at most ``depth`` transfers; io_uring prepares as much of ``registered`` as it may.
+
+        Raises ValueError for a depth that is not 1 to 4096, OSError where io_uring is refused.
+        """
+
+    def submit(
+        self,
+        write: bool,
+        fd: int,
+        offset_bytes: int,
+        buffer: memoryview,
+        offset_align_bytes: int,
+        token: int,
+    ) -> None:
+        """Begin a transfer of a whole buffer; waits while the queue is full.
+
+        Raises ValueError for a closed queue, a buffer above 64 MiB or with gaps.
+        """
+
+    def completed(self, wait: bool) -> list[tuple[int, int]]:
+        """Tokens that ended, each with an errno or 0; with ``wait`` at least one, if any is left.
+
+        ENODATA: the file ends 4096 bytes or more before what was to be read.
+        """
+
+    @property
+    def registered_bytes(self) -> int:
+        """How much of the memory named when it was made io_uring prepared."""
+
+    def close(self) -> None:
+        """Wait for all in flight, and end; a second call does nothing."""
+
+def io_uring_refusal() -> str:
+    """Why io_uring cannot be used here; empty if it can."""
+
+def gather(target: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
+    """Fill a buffer from memory at addresses, without the GIL; zeros where there is no piece.
+
+    A piece is an offset in the buffer, an address and a size in bytes. Raises ValueError unless
+    they ascend, do not overlap and lie in the buffer; nothing has been written then.
+    """
+
+def scatter(source: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
+    """Copy pieces of a buffer to memory at addresses; otherwise as `gather`."""

@@ -1,9 +1,7 @@
 // The Python module dos.kernels._native; see _native.pyi for what each function promises.
-#include <cxxabi.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <memory>
 #include <optional>
@@ -20,41 +18,15 @@
 #include "cpu/thread_pool.hpp"
 #include "cpu/topology.hpp"
 #include "cpu/update.hpp"
+#include "gil.hpp"
+#include "io_bindings.hpp"
 
 namespace py = pybind11;
 
+using dos::GilReleased;
+using dos::with_gil;
+
 namespace {
-
-// Calls something that takes the GIL. While the interpreter ends, Python before 3.14 answers
-// a thread that asks for it by unwinding its stack, which would run destructors that need
-// the GIL and abort the process in one that may not throw. Such a thread waits for the end
-// of the process here, as it does in Python 3.14.
-template <class Call>
-void with_gil(const Call& call) {
-#if defined(__GLIBCXX__)
-  try {
-    call();
-  } catch (const abi::__forced_unwind&) {
-    for (;;) pause();
-  }
-#else
-  call();
-#endif
-}
-
-// Gives the GIL away for as long as it lives.
-class GilReleased {
- public:
-  GilReleased() : state_(PyEval_SaveThread()) {}
-  ~GilReleased() {
-    with_gil([this] { PyEval_RestoreThread(state_); });
-  }
-  GilReleased(const GilReleased&) = delete;
-  GilReleased& operator=(const GilReleased&) = delete;
-
- private:
-  PyThreadState* const state_;
-};
 
 // Reads the attributes of a dos.kernels.scalars.AdamScalars.
 dos::Scalars read_scalars(py::handle source) {
@@ -216,5 +188,6 @@ PYBIND11_MODULE(_native, m) {
         py::arg("mount") = "/sys/fs/cgroup");
   m.def("numa_nodes", &numa_nodes, py::arg("cpus") = py::none(),
         py::arg("root") = "/sys/devices/system");
+  dos::bind_io(m);
   m.def("seat_cpus", &dos::seat_cpus, py::arg("threads"), py::arg("nodes"), py::arg("pin"));
 }

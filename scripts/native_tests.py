@@ -51,6 +51,13 @@ def setup() -> ModuleType:
     return module
 
 
+@cache
+def liburing(compiler: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Flags to compile and to link with liburing, where this compiler has it."""
+    compile_flags, link_flags = setup().liburing(compiler)
+    return compile_flags, link_flags
+
+
 @dataclass(frozen=True)
 class Build:
     """A way to build the programs and to run them."""
@@ -134,6 +141,7 @@ def compiled(build: Build, source: str) -> str:
     """The object file of a source."""
     headers = sorted(glob("kernels/**/*.hpp", recursive=True) + glob("tests/native/*.hpp"))
     flags = [*setup().FLAGS, *setup().ISA_FLAGS.get(source, []), *build.flags]
+    flags += liburing(build.compiler)[0]
     name = source.removesuffix(".cpp").replace("/", "_") + ".o"
     return made(build, name, [*flags, "-I.", "-c", source], [source, *headers])
 
@@ -141,12 +149,13 @@ def compiled(build: Build, source: str) -> str:
 def linked(build: Build, source: str, library: list[str]) -> str:
     """The program made of a test's source and the library's objects."""
     objects = [compiled(build, source), *library]
-    return made(build, Path(source).stem, [*build.flags, "-pthread", *objects], [])
+    libraries = liburing(build.compiler)[1]
+    return made(build, Path(source).stem, [*build.flags, "-pthread", *objects, *libraries], [])
 
 
 def library_sources(build: Build) -> list[str]:
     """The library's C++ without what needs Python."""
-    return [s for s in setup().kernel_sources(build.machine) if Path(s).name != "bindings.cpp"]
+    return [s for s in setup().kernel_sources(build.machine) if Path(s).parent.name != "kernels"]
 
 
 def build_all(build: Build) -> list[str]:

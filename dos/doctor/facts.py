@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dos
+from dos.checkpoint import native
 from dos.doctor import findings
 from dos.doctor.findings import Finding
 from dos.errors import PoolError
@@ -69,6 +70,7 @@ def _memory() -> Iterator[Finding]:
     yield findings.huge_pages(_huge_pages())
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     yield findings.memlock(None if limit == resource.RLIM_INFINITY else limit)
+    yield findings.io_uring(native.refusal("io_uring"))
     with contextlib.suppress(ImportError, OSError):  # torch, told of above
         from dos.memory import available_host_bytes
 

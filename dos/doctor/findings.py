@@ -186,7 +186,24 @@ def memlock(limit_bytes: int | None) -> Finding:
         f"{limit_bytes / 1e6:.1f} MB",
         "note",
         "nothing for CUDA's pinning; some kernels count io_uring's registered buffers against it",
-        "ulimit -l unlimited; LimitMEMLOCK=infinity for systemd; docker's --ulimit memlock=-1",
+        "the line `* - memlock unlimited` in /etc/security/limits.conf, and a new login; "
+        "LimitMEMLOCK=infinity for systemd; docker's --ulimit memlock=-1",
+        figures,
+    )
+
+
+def io_uring(refusal: str) -> Finding:
+    """Whether checkpoints go through io_uring; why not, or empty."""
+    figures = {"works": not refusal}
+    if not refusal:
+        return Finding("io_uring", "works", figures=figures)
+    return Finding(
+        "io_uring",
+        refusal,
+        "note",
+        "checkpoints are read and written by threads, at the cost of more switches between them",
+        "build with liburing (apt-get install liburing-dev, then make), on a system that lets it: "
+        "sysctl kernel.io_uring_disabled=0; a container's seccomp profile that allows io_uring",
         figures,
     )
 

@@ -179,6 +179,12 @@ def test_little_lockable_memory_is_noted(limit: int | None, status: str) -> None
     assert findings.memlock(limit).status == status
 
 
+@pytest.mark.parametrize(("refusal", "status"), [("", "ok"), ("Operation not permitted", "note")])
+def test_a_refused_io_uring_is_noted(refusal: str, status: str) -> None:
+    found = findings.io_uring(refusal)
+    assert (found.status, found.value) == (status, refusal or "works")
+
+
 def test_unknown_host_memory_is_noted() -> None:
     assert findings.host_memory(None).status == "note"
 
