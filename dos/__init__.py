@@ -18,13 +18,19 @@ _HOME = {
     "ConfigError": "dos.errors",
     "PlanError": "dos.errors",
     "PoolError": "dos.errors",
+    "IntegrityError": "dos.errors",
+    "FormatError": "dos.errors",
+    "CheckpointError": "dos.errors",
 }
 
 __all__ = [
+    "CheckpointError",
     "ConfigError",
     "DOSConfig",
     "DOSError",
     "DOSOptimizer",
+    "FormatError",
+    "IntegrityError",
     "PlanError",
     "PoolError",
     "VirtualDevice",
@@ -32,7 +38,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from dos.config import DOSConfig, VirtualDevice
-    from dos.errors import ConfigError, DOSError, PlanError, PoolError
+    from dos.errors import (
+        CheckpointError,
+        ConfigError,
+        DOSError,
+        FormatError,
+        IntegrityError,
+        PlanError,
+        PoolError,
+    )
     from dos.optimizer import DOSOptimizer
 
 

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 import dos
+from dos import cli_checkpoint
+from dos.bench import cli as bench
 from dos.config import DOSConfig
 from dos.errors import ConfigError, DOSError
 from dos.plan import SubgroupSize, build, partition, verify
@@ -26,6 +28,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+cli_checkpoint.register(app)
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

@@ -46,5 +46,17 @@ class PoolError(DOSError):
     """Host memory: a pool too small, a lease that did not come free in time, a forked child."""
 
 
+class FormatError(DOSError):
+    """A checkpoint is of a form that this version does not read or write, or is malformed."""
+
+
+class IntegrityError(DOSError):
+    """Bytes of a checkpoint are not those that were written: damaged, truncated or swapped."""
+
+
+class CheckpointError(DOSError):
+    """A checkpoint could not be written; what was there before is intact."""
+
+
 def _rebuild(kind: type[DOSError], what: str, where: str, fix: str) -> DOSError:
     return kind(what, where=where, fix=fix)

@@ -1,0 +1,133 @@
+"""What a checkpoint holds, without reading a tensor and without unpickling."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from dos.checkpoint.encode import key_path
+from dos.checkpoint.objects import Node
+from dos.checkpoint.opened import Opened, OpenedFile
+from dos.checkpoint.paths import component, join
+from dos.checkpoint.reader import resolve
+from dos.checkpoint.specs import make_spec
+from dos.checkpoint.storage import Storage, make_storage
+from dos.checkpoint.wholes import find_wholes
+from dos.errors import FormatError
+
+# Where in a node its children stand.
+_MAPPINGS = {
+    "dict": 1,
+    "OrderedDict": 1,
+    "Counter": 1,
+    "Namespace": 1,
+    "SimpleNamespace": 1,
+    "defaultdict": 2,
+    "dataclass": 2,
+    "namedtuple": 2,
+}
+_SEQUENCES = {"list": 1, "tuple": 1, "deque": 2}
+_SHOWN_CHARS = 60
+
+
+def inspect(path: str | os.PathLike[str], *, storage: Storage | None = None) -> dict[str, Any]:
+    """What is in a checkpoint.
+
+    Returns:
+        "path", "id"; "files": name, rank, bytes; "tensors": name, file, type (of a numpy dtype
+        for arrays), shape, bytes, and "view_of" for one that lies in another's bytes; "objects":
+        name, type, and the value of those that have a short one.
+
+    Raises:
+        FormatError, IntegrityError: as `dos.checkpoint.load`, but for data.
+    """
+    storage = storage or make_storage()
+    with Opened(resolve(path, storage), storage) as opened:
+        wholes = find_wholes(opened.files)
+        tensors: list[dict[str, Any]] = []
+        objects: list[dict[str, Any]] = []
+        for file in opened.files:
+            for at, node in leaf_nodes(file):
+                if is_tensor(node):
+                    told = node[1] if node else {}
+                    spec = make_spec(at, told, file.header.entries, wholes)
+                    tensors.append(
+                        {
+                            "name": at,
+                            "file": file.name,
+                            "type": str(spec.dtype).removeprefix("torch."),
+                            "shape": list(spec.shape),
+                            "bytes": spec.n_bytes,
+                            **({"view_of": spec.name} if "entry" in told else {}),
+                        }
+                    )
+                else:
+                    objects.append({"name": at, "file": file.name, **_described(node)})
+        files = [
+            {
+                "name": file.name,
+                "rank": file.header.file_id.rank,
+                "bytes": file.header.data_begin + list(file.header.entries.values())[-1].end,
+            }
+            for file in opened.files
+        ]
+        return {
+            "path": opened.path,
+            "id": opened.checkpoint_id,
+            "files": files,
+            "tensors": tensors,
+            "objects": objects,
+        }
+
+
+def leaf_nodes(file: OpenedFile) -> Iterator[tuple[str, Node]]:
+    """Paths and nodes of all that has no children.
+
+    Raises:
+        FormatError: the tree is malformed.
+    """
+    try:
+        yield from _walk(file.index.said["tree"], "")
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise FormatError(f"malformed tree: {error!r}", where=file.name) from error
+
+
+def is_tensor(node: Node) -> bool:
+    """Does the node of a leaf tell of a tensor or array?"""
+    return isinstance(node, list) and (not node or node[0] == "t")
+
+
+def _walk(node: Node, path: str) -> Iterator[tuple[str, Node]]:
+    body = None
+    if isinstance(node, dict):
+        body = node
+    elif isinstance(node, list) and node:
+        if node[0] in _MAPPINGS:
+            body = node[_MAPPINGS[node[0]]]
+        elif node[0] in _SEQUENCES:
+            body = {str(i): child for i, child in enumerate(node[_SEQUENCES[node[0]] :])}
+    if not body:
+        yield path, node
+    elif isinstance(body, dict):
+        for key, child in body.items():
+            yield from _walk(child, join(path, component(key)))
+    else:
+        for key, child in body:
+            yield from _walk(child, join(path, key_path(key)))
+
+
+def _described(node: Node) -> dict[str, Any]:
+    if isinstance(node, dict):
+        return {"type": "dict"}
+    if not isinstance(node, list):
+        value = node[:_SHOWN_CHARS] if isinstance(node, str) else node
+        return {"type": type(node).__name__, "value": value}
+    tag, arguments = node[0], node[1:]
+    if tag == "pickle":
+        return {"type": f"pickled {arguments[0]}", "bytes": arguments[2]}
+    if tag in ("enum", "dataclass", "namedtuple"):
+        return {"type": f"{tag} {arguments[0]}"}
+    text = ", ".join(map(str, arguments))
+    shown = {"value": text} if text and len(text) <= _SHOWN_CHARS else {}
+    return {"type": tag, **shown}

@@ -1,0 +1,132 @@
+"""Who writes a checkpoint: one process at a time, and what a dead one left is removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from dos.checkpoint.storage import Storage
+from dos.errors import CheckpointError
+
+_building: set[str] = set()
+"""Directories in which this process is building."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process of a host, told from a later one of the same number by its start."""
+
+    host: str
+    boot: str
+    pid: int
+    start: int
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process."""
+        pid = os.getpid()
+        return cls(socket.gethostname(), _boot(), pid, _start(pid) or 0)
+
+    def may_live(self) -> bool:
+        """Is it alive? Of another host that is not known: it may be."""
+        if self.host != socket.gethostname():
+            return True
+        return self.boot == _boot() and _start(self.pid) == self.start
+
+
+def claim(storage: Storage, parent: str, name: str, checkpoint_id: str) -> str:
+    """Make the directory in which a checkpoint is built, once no other process does.
+
+    What dead processes left of theirs is removed.
+
+    Returns:
+        Its path.
+
+    Raises:
+        CheckpointError: another process is writing the same checkpoint; it is named.
+    """
+    partial = os.path.join(parent, f".{name}.{checkpoint_id}.partial")
+    mine = _owner_file(partial)
+    _clear(storage, parent, name)
+    if storage.exists(partial):
+        raise CheckpointError(
+            "a checkpoint of the same id is being written, or another host left it",
+            where=partial,
+            fix="save under another id, or remove that directory if nobody writes it",
+        )
+    _building.add(partial)
+    try:
+        storage.write_bytes(mine, json.dumps(asdict(Owner.here())).encode())
+        storage.mkdir(partial)
+        # Again, because another may have begun meanwhile; if both see each other, neither goes on.
+        _clear(storage, parent, name, but=partial)
+    except BaseException:
+        with suppress(OSError):  # the next save removes what stays
+            release(storage, partial)
+        raise
+    return partial
+
+
+def release(storage: Storage, partial: str) -> None:
+    """Remove what is left of a directory in which a checkpoint was built.
+
+    Nobody looks for a checkpoint there, so that the order does not matter.
+    """
+    _building.discard(partial)
+    with suppress(FileNotFoundError):
+        for name in storage.listing(partial):
+            storage.unlink(os.path.join(partial, name))
+        storage.rmdir(partial)
+    with suppress(FileNotFoundError):
+        storage.unlink(_owner_file(partial))
+
+
+def _clear(storage: Storage, parent: str, name: str, but: str = "") -> None:
+    """Remove what dead writers of this checkpoint left. CheckpointError if one may live."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.[0-9A-Za-z_-]+\.partial(\.owner)?")
+    found = {
+        os.path.join(parent, entry.removesuffix(".owner"))
+        for entry in storage.listing(parent)
+        if pattern.fullmatch(entry)
+    }
+    for partial in sorted(found - {but}):
+        owner = _owner_of(storage, partial)
+        left_by_us = owner == Owner.here() and partial not in _building
+        if owner is not None and owner.may_live() and not left_by_us:
+            raise CheckpointError(
+                f"process {owner.pid} of host {owner.host} is writing this checkpoint",
+                where=os.path.join(parent, name),
+                fix=f"wait for it, or remove {partial} and {_owner_file(partial)} if it is gone",
+            )
+        release(storage, partial)
+
+
+def _owner_file(partial: str) -> str:
+    return partial + ".owner"
+
+
+def _owner_of(storage: Storage, partial: str) -> Owner | None:
+    """Who is building in a directory; None: nobody, or what a power loss left of the name."""
+    try:
+        return Owner(**json.loads(storage.read_bytes(_owner_file(partial))))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _boot() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _start(pid: int) -> int | None:
+    """When a process of this host began, in ticks since boot; None: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name in parentheses may hold anything.
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return None

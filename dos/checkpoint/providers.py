@@ -1,0 +1,282 @@
+"""What of the tensors and arrays of a state is written: extents, named once each.
+
+Tensors whose live bytes overlap share one extent. One of them, or the extent alone, has a name
+in the file's header; the others are told of in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dos.checkpoint.dtypes import header_name, header_name_of_numpy, torch_name
+from dos.checkpoint.encode import Leaf
+from dos.checkpoint.objects import describe_dtype
+from dos.checkpoint.paths import RESERVED, ROOT_ENTRY, text_of
+from dos.checkpoint.sources import ArrayElements, Elements, Memory, Source
+from dos.errors import FormatError
+
+
+class Extent(NamedTuple):
+    """Bytes that are written one behind the other, under one name.
+
+    Attributes:
+        name: of its entry.
+        dtype: as the header calls it.
+        shape: of the entry.
+        n_bytes: size.
+        item_bytes: of the largest elements that are seen in it.
+        source: where the bytes come from.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    n_bytes: int
+    item_bytes: int
+    source: Source
+
+
+class _Look(NamedTuple):
+    """What is known of a leaf: where its live bytes lie, and how."""
+
+    leaf: Leaf
+    place: str  # of the memory
+    begin: int  # address of the first live byte
+    end: int
+    first: int  # address of the element with index 0
+    shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]  # () for row-major
+    item_bytes: int
+    dtype: str | None  # in a header
+    n_bytes: int  # of all elements
+    plain: bool  # the bytes are the values, not their conjugates or negatives
+    in_order: bool  # the bytes are the values in row-major order
+    told: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.leaf.path or ROOT_ENTRY
+
+
+def plan_extents(leaves: Iterable[Leaf], repeats: Iterable[tuple[Leaf, Leaf]]) -> list[Extent]:
+    """The extents of all leaves, in the tree's order; completes the nodes that tell of them.
+
+    Raises:
+        FormatError: a kind of tensor that is not saved, with its path.
+    """
+    looks = [_look(leaf) for leaf in leaves]
+    extents = []
+    for number, group in enumerate(_overlapping(looks)):
+        if len(group) == 1 and group[0].in_order:
+            extents.append(_own(group[0], group[0].item_bytes))
+            continue
+        base = next((one for one in group if _covers(one, group)), None)
+        if base is None:
+            extents.append(_shared(group, f"{RESERVED}extent/{number}"))
+            continue
+        extents.append(_own(base, max(one.item_bytes for one in group)))
+        for look in group:
+            if look is not base:
+                _tell_view(look, base.name, base.begin)
+    for look in looks:
+        if look.told:
+            look.leaf.node[:] = ["t", look.told]
+    for leaf, again in repeats:
+        told = leaf.node[1] if leaf.node else {}
+        again.node[:] = ["t", {"entry": leaf.path or ROOT_ENTRY, **told, "same": leaf.path}]
+    return extents
+
+
+def _look(leaf: Leaf) -> _Look:
+    if isinstance(leaf.value, np.ndarray):
+        return _look_at_array(leaf, leaf.value)
+    tensor: torch.Tensor = leaf.value
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise FormatError(
+            "sparse, quantized and nested tensors cannot be saved",
+            where=text_of(leaf.path),
+            fix="save it dense and dequantized, or its parts",
+        )
+    if tensor.is_meta:
+        raise FormatError(
+            "a tensor on the device `meta` has no elements",
+            where=text_of(leaf.path),
+            fix="materialize the module before saving it, or leave the tensor out",
+        )
+    shape, item_bytes = tuple(tensor.shape), tensor.element_size()
+    device = "cpu" if tensor.is_cpu else str(tensor.device)
+    n_bytes = tensor.numel() * item_bytes
+    first = tensor.data_ptr() if n_bytes else 0
+    plain = not (tensor.is_conj() or tensor.is_neg())
+    in_order = tensor.is_contiguous() and plain
+    strides: tuple[int, ...] = ()
+    end = first + n_bytes
+    if not in_order or 1 in shape or not n_bytes:
+        strides = _unusual(shape, tuple(step * item_bytes for step in tensor.stride()), item_bytes)
+        if strides and n_bytes:
+            end = first + _span(shape, strides)[1] + item_bytes
+    dtype = header_name(tensor.dtype)
+    told: dict[str, Any] = {}
+    if dtype is None:
+        told["dtype"], told["shape"] = torch_name(tensor.dtype), list(shape)
+    if type(tensor) is torch.nn.Parameter:
+        told["parameter"] = True
+    if tensor.requires_grad:
+        told["grad"] = True
+    # Bytes that are not the values are no part of another's extent.
+    place = device if plain else f"{device} {leaf.path}"
+    return _Look(
+        leaf,
+        place,
+        first,
+        end,
+        first,
+        shape,
+        strides,
+        item_bytes,
+        dtype,
+        n_bytes,
+        plain,
+        in_order,
+        told,
+    )
+
+
+def _look_at_array(leaf: Leaf, array: np.ndarray[Any, Any]) -> _Look:
+    shape, item_bytes = array.shape, array.itemsize
+    strides = _unusual(shape, array.strides, item_bytes)
+    first = array.__array_interface__["data"][0]
+    low, high = _span(shape, array.strides)
+    begin, end = (first + low, first + high + item_bytes) if array.nbytes else (0, 0)
+    dtype = header_name_of_numpy(array.dtype)
+    told: dict[str, Any] = {"numpy": describe_dtype(array.dtype)}
+    if dtype is None:
+        told["shape"] = list(shape)
+    in_order = array.flags.c_contiguous
+    return _Look(
+        leaf,
+        "cpu",
+        begin,
+        end,
+        first,
+        shape,
+        strides,
+        item_bytes,
+        dtype,
+        array.nbytes,
+        True,
+        in_order,
+        told,
+    )
+
+
+def _unusual(
+    shape: Sequence[int], strides_bytes: tuple[int, ...], item_bytes: int
+) -> tuple[int, ...]:
+    """The strides, or () if they are those of row-major elements."""
+    step = item_bytes
+    for length, stride in zip(reversed(shape), reversed(strides_bytes), strict=True):
+        if stride != step:
+            return strides_bytes
+        step *= max(length, 1)
+    return ()
+
+
+def _span(shape: Sequence[int], strides_bytes: Sequence[int]) -> tuple[int, int]:
+    """Offsets of the lowest and the highest element from the first, in bytes."""
+    reach = [(n - 1) * step for n, step in zip(shape, strides_bytes, strict=True)]
+    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+
+
+def _overlapping(looks: Sequence[_Look]) -> list[list[_Look]]:
+    """Groups whose live bytes overlap, in the order of their first leaf."""
+    groups: list[list[int]] = []
+    last: list[int] = []  # the group that ends at `end`
+    place, end = "", 0
+    for number in sorted(range(len(looks)), key=lambda n: (looks[n].place, looks[n].begin)):
+        look = looks[number]
+        if not look.n_bytes:
+            groups.append([number])
+        elif look.begin < end and look.place == place:
+            last.append(number)
+            end = max(end, look.end)
+        else:
+            last = [number]
+            groups.append(last)
+            place, end = look.place, look.end
+    return [[looks[number] for number in sorted(group)] for group in sorted(groups, key=min)]
+
+
+def _covers(look: _Look, group: Sequence[_Look]) -> bool:
+    """Can the group be written as this leaf's elements in row-major order?"""
+    if len(group) == 1:
+        # An expanded tensor would grow; one with gaps could not have its strides back.
+        return look.in_order or not look.plain or _is_dense(look)
+    low, high = min(one.begin for one in group), max(one.end for one in group)
+    aligned = all((one.first - low) % one.item_bytes == 0 for one in group)
+    return look.in_order and aligned and (look.begin, look.end) == (low, high)
+
+
+def _is_dense(look: _Look) -> bool:
+    return look.n_bytes == look.end - look.begin and min(look.strides_bytes, default=0) >= 0
+
+
+def _own(look: _Look, item_bytes: int) -> Extent:
+    """The extent of a leaf, aligned for the largest element that is seen in it."""
+    value = look.leaf.value
+    if look.strides_bytes and look.in_order:  # of lengths of one, or of nothing
+        look.told["offset"], look.told["stride"] = 0, list(look.strides_bytes)
+    elif look.strides_bytes and _is_dense(look):
+        look.told["order"] = list(look.strides_bytes)
+    source: Source
+    if look.in_order and look.place == "cpu":
+        source = Memory(look.first, value)
+    elif isinstance(value, np.ndarray):
+        source = ArrayElements(value)
+    else:
+        source = Elements(value)
+    as_is = look.dtype is not None
+    return Extent(
+        look.name,
+        look.dtype or "U8",
+        look.shape if as_is else (look.n_bytes,),
+        look.n_bytes,
+        item_bytes,
+        source,
+    )
+
+
+def _shared(group: Sequence[_Look], name: str) -> Extent:
+    """The extent of leaves none of which is all of it."""
+    item_bytes = max(one.item_bytes for one in group)
+    low, high = min(one.begin for one in group), max(one.end for one in group)
+    if any((one.first - low) % one.item_bytes for one in group):
+        low -= low % 16  # the same alignment in the file as in memory
+    source: Source
+    if group[0].place == "cpu":
+        source = Memory(low, [one.leaf.value for one in group])
+    else:
+        source = Elements(_bytes_of_storage(group[0].leaf.value, low, high))
+    for look in group:
+        _tell_view(look, name, low)
+    return Extent(name, "U8", (high - low,), high - low, item_bytes, source)
+
+
+def _bytes_of_storage(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+    return whole[low - storage.data_ptr() : high - storage.data_ptr()]
+
+
+def _tell_view(look: _Look, name: str, base: int) -> None:
+    """Say of a leaf that it is a view of an extent."""
+    told = look.told
+    told["entry"], told["offset"], told["shape"] = name, look.first - base, list(look.shape)
+    if "numpy" not in told:
+        told["dtype"] = torch_name(look.leaf.value.dtype)
+    if look.strides_bytes:
+        told["stride"] = list(look.strides_bytes)

@@ -1,0 +1,192 @@
+"""`load`: all that the files say is checked, then data go to where they stay."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+
+from dos.checkpoint.buffers import address_of, aligned_buffer
+from dos.checkpoint.chunks import ChunkReader, Target, Wanted
+from dos.checkpoint.collector import collector_paused
+from dos.checkpoint.commit import read_latest
+from dos.checkpoint.decode import LEFT_OUT, Decoder, allowed_classes
+from dos.checkpoint.encode import encode_state
+from dos.checkpoint.format import OBJECTS
+from dos.checkpoint.leaves import Leaves
+from dos.checkpoint.manifest import MANIFEST
+from dos.checkpoint.opened import Opened, OpenedFile
+from dos.checkpoint.paths import Globs
+from dos.checkpoint.storage import Storage, make_storage
+from dos.checkpoint.wholes import find_wholes
+from dos.errors import FormatError, IntegrityError
+
+Verify = bool | Literal["before"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    into: Any = None,
+    only: str | Iterable[str] | None = None,
+    map_location: str | torch.device | None = None,
+    verify: Verify = True,
+    allow: Iterable[type] = (),
+    trusted: bool = False,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    storage: Storage | None = None,
+) -> Any:
+    """The state of a checkpoint.
+
+    Args:
+        path: the checkpoint's directory, or one with a file `latest` that names it.
+        into: a state whose tensors and arrays are overwritten with those of the same path, and
+            stand in the result; what it lacks is made anew.
+        only: patterns of paths, `*` matches `/` too; keys of dicts that match none are left out,
+            items of sequences and fields are None.
+        map_location: the device of new tensors; None: host memory, wherever they were.
+        verify: compare checksums while reading; "before": read twice, and write to `into` only
+            once all are right.
+        allow: dataclasses, namedtuples and enums that may be rebuilt, besides
+            `torch.serialization`'s safe globals.
+        trusted: unpickle objects. That can run any code: only for files of people you trust.
+        progress: called with the bytes that are read, and all that will be.
+        storage: the file system; None: the best engine there is.
+
+    Raises:
+        FormatError: no checkpoint, or one that cannot be read so; nothing was overwritten.
+        IntegrityError: damaged bytes. Unless `verify` is "before", tensors of `into` may be
+            partly overwritten if the message says so.
+    """
+    storage = storage or make_storage()
+    device = None if map_location is None else torch.device(map_location)
+    targets = {} if into is None else _targets(into)
+    with collector_paused(), Opened(resolve(path, storage), storage) as opened:
+        wanted = [Wanted(file) for file in opened.files]
+        leaves = Leaves(wanted, find_wholes(opened.files), targets, device)
+        reading = _Reading(storage, wanted, verify, progress, overwrites=bool(targets))
+        try:
+            decoder = _plan(opened, leaves, Globs(only), allowed_classes(allow), trusted)
+            leaves.allocate()
+            reading.start()
+            state = decoder.again(leaves.make).decode(opened.files[0].index.said["tree"])
+            reading.wait()
+            leaves.finish()
+        finally:
+            reading.wait(raises=False)  # the disk writes to the memory that goes with `close`
+            leaves.close()
+        return None if state is LEFT_OUT else state
+
+
+def resolve(path: str | os.PathLike[str], storage: Storage) -> str:
+    """The directory of a checkpoint, or of the newest one in a directory of them."""
+    path = os.path.abspath(os.fspath(path))
+    if storage.exists(os.path.join(path, MANIFEST)):
+        return path
+    return read_latest(storage, path) or path
+
+
+def read_objects(storage: Storage, opened: OpenedFile, *, verify: bool = True) -> memoryview:
+    """The long byte strings and pickled objects of a file, one behind the other."""
+    entry = opened.header.entries.get(OBJECTS)
+    if entry is None:
+        return memoryview(b"")
+    data = aligned_buffer(entry.end - entry.begin)
+    target = Target(entry.begin, entry.end, address_of(data))
+    ChunkReader(storage, Wanted(opened, targets=[target]), verify=verify).read()
+    return data
+
+
+def blob_of(objects: memoryview, offset: int, n_bytes: int) -> bytes:
+    """One of them. ValueError: there is none such."""
+    if type(offset) is not int or type(n_bytes) is not int:
+        raise ValueError("malformed offset")
+    if not 0 <= offset <= offset + n_bytes <= len(objects):
+        raise ValueError(f"bytes {offset} to {offset + n_bytes} of {len(objects)}")
+    return bytes(objects[offset : offset + n_bytes])
+
+
+def _plan(
+    opened: Opened, leaves: Leaves, globs: Globs, allowed: dict[str, type], trusted: bool
+) -> Decoder:
+    """Check all that the tree says, and tell the leaves; returns what can build it."""
+    first = opened.files[0]
+    objects = read_objects(opened.storage, first)
+
+    def blob(offset: int, n_bytes: int) -> bytes:
+        return blob_of(objects, offset, n_bytes)
+
+    decoder = Decoder(leaves.plan, blob, globs.wants, allowed, trusted)
+    try:
+        decoder.decode(first.index.said["tree"])
+    except RecursionError:
+        raise FormatError("the tree is nested too deeply", where=first.name) from None
+    globs.check_used(opened.path)
+    return decoder
+
+
+class _Reading:
+    """Reads what is wanted, on a thread of its own, while the state is built around it."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        wanted: list[Wanted],
+        verify: Verify,
+        progress: Callable[[int, int], None] | None,
+        *,
+        overwrites: bool,
+    ) -> None:
+        self._storage, self._wanted, self._verify = storage, wanted, verify
+        self._progress, self._overwrites = progress, overwrites
+        self._done_bytes, self._total_bytes = 0, 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._total_bytes = sum(one.n_bytes for one in self._wanted)
+        self._thread.start()
+
+    def wait(self, *, raises: bool = True) -> None:
+        """Until it has ended; raises why it failed."""
+        if self._thread.ident is not None:
+            self._thread.join()
+        if raises and self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            if self._verify == "before":
+                for one in self._wanted:
+                    ChunkReader(self._storage, one, verify=True).check_wanted()
+            for one in self._wanted:
+                self._read(one)
+        except BaseException as error:
+            self._error = error
+
+    def _read(self, wanted: Wanted) -> None:
+        verify = bool(self._verify)
+        reader = ChunkReader(self._storage, wanted, verify=verify, progress=self._advance)
+        try:
+            reader.read()
+        except IntegrityError as error:
+            if not self._overwrites:
+                raise
+            what = f"{error.what}; what it was read into is partly overwritten"
+            raise IntegrityError(what, where=error.where, fix=error.fix) from error
+
+    def _advance(self, n_bytes: int) -> None:
+        self._done_bytes += n_bytes
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._total_bytes)
+
+
+def _targets(into: Any) -> dict[str, Any]:
+    _, encoder = encode_state(into, pickles=False)
+    found = {leaf.path: leaf.value for leaf in encoder.leaves}
+    found.update((again.path, again.value) for _, again in encoder.repeats)
+    return found

@@ -1,0 +1,222 @@
+"""`save`: what is written is fixed at once, and written in the background."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import torch
+
+from dos.checkpoint.collector import collector_paused
+from dos.checkpoint.commit import check_replaceable, commit, make_parents, write_latest
+from dos.checkpoint.encode import Leaf, encode_state
+from dos.checkpoint.format import FileId, check_id, index_text
+from dos.checkpoint.layout import Layout, lay_out
+from dos.checkpoint.owner import claim, release
+from dos.checkpoint.providers import plan_extents
+from dos.checkpoint.storage import Storage, make_storage
+from dos.checkpoint.tuning import shape_for
+from dos.checkpoint.writer import FileWriter
+from dos.errors import CheckpointError, ConfigError
+
+_log = logging.getLogger(__name__)
+
+_in_flight: dict[str, Handle] = {}
+_lock = threading.Lock()
+
+_FIXES = {
+    errno.ENOSPC: "free space on the disk, or save elsewhere",
+    errno.EDQUOT: "raise the quota, or save elsewhere",
+    errno.EACCES: "save where this user may write",
+    errno.EROFS: "save where this user may write",
+    errno.EIO: "the disk failed: save to another",
+}
+
+
+class Progress(NamedTuple):
+    """How far a save is."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Handle:
+    """A save in the background.
+
+    Attributes:
+        captured: done when the state may change again.
+        durable: done when the checkpoint is there, whole, after any crash; its result is the
+            checkpoint's path. If the save fails, both raise why.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self.captured: Future[None] = Future()
+        self.durable: Future[str] = Future()
+        self._done_bytes, self._total_bytes = 0, total_bytes
+
+    def result(self, timeout_s: float | None = None) -> str:
+        """Wait until it is durable; the checkpoint's path.
+
+        Raises:
+            CheckpointError: it could not be written; what was there before is intact.
+            TimeoutError: it is not durable yet.
+        """
+        return self.durable.result(timeout_s)
+
+    @property
+    def progress(self) -> Progress:
+        """Bytes on their way to the disk, and all."""
+        return Progress(self._done_bytes, self._total_bytes)
+
+    def _advance(self, n_bytes: int) -> None:
+        self._done_bytes += n_bytes
+
+    def _set_captured(self) -> None:
+        if not self.captured.done():
+            self.captured.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        for future in (self.captured, self.durable):
+            if not future.done():
+                future.set_exception(error)
+
+
+def save(
+    state: Any,
+    path: str | os.PathLike[str],
+    *,
+    latest: bool = False,
+    checkpoint_id: str | None = None,
+    storage: Storage | None = None,
+) -> Handle:
+    """Save a nested state of tensors, arrays and objects as a checkpoint, in the background.
+
+    Objects are taken as they are now; tensors and arrays must not change before `captured` is
+    done. Until the new checkpoint is durable, an old one of the same name stays.
+
+    Args:
+        state: dicts, lists, tuples, dataclasses and so on, to any depth.
+        path: the checkpoint's directory; what is above it is made.
+        latest: make the file `latest` beside it name it.
+        checkpoint_id: of letters, digits, `-` and `_`, different for each checkpoint; None: a
+            random one.
+        storage: the file system; None: the best engine there is.
+
+    Raises:
+        FormatError: something in the state cannot be saved; nothing was written.
+        CheckpointError: another process is writing it, or the name is taken by something else.
+    """
+    path = os.path.abspath(os.fspath(path))
+    parent, name = os.path.split(path)
+    if not name:
+        raise ConfigError(f"{path!r} is no name for a checkpoint", where="path", fix="name one")
+    file_id = FileId(check_id(checkpoint_id or uuid.uuid4().hex), 0, 0)
+    storage = storage or make_storage()
+    with collector_paused():
+        node, encoder = encode_state(state)
+        extents = plan_extents(encoder.leaves, encoder.repeats)
+        text = index_text({"tree": node, "pieces": encoder.pieces})
+        layout = lay_out(file_id, extents, encoder.blobs, text)
+    ready = _events(encoder.leaves)
+    handle = Handle(layout.file_bytes)
+    before = _register(path, handle)
+    try:
+        if before is not None:
+            before.durable.exception()  # saves of one name become durable in their order
+        try:
+            make_parents(storage, parent)
+            check_replaceable(storage, path)
+            partial = claim(storage, parent, name, file_id.checkpoint_id)
+        except OSError as error:
+            raise _failure(error, path) from error
+        work = _Save(storage, partial, path, layout, text, latest, ready, handle)
+        threading.Thread(target=work.run, name=f"save {name}").start()
+    except BaseException as error:
+        handle._fail(error)
+        _unregister(path, handle)
+        raise
+    return handle
+
+
+class _Save(NamedTuple):
+    storage: Storage
+    partial: str
+    path: str
+    layout: Layout
+    index_text: bytes
+    latest: bool
+    ready: list[torch.Event]
+    handle: Handle
+
+    def run(self) -> None:
+        try:
+            self._write()
+            self.handle.durable.set_result(self.path)
+        except BaseException as error:
+            failure = _failure(error, self.path) if isinstance(error, OSError) else error
+            failure.__cause__ = None if failure is error else error
+            _log.error("saving failed: %s", failure)
+            self._clean_up()
+            self.handle._fail(failure)
+        finally:
+            _unregister(self.path, self.handle)
+
+    def _write(self) -> None:
+        for event in self.ready:
+            event.synchronize()
+        writer = FileWriter(
+            self.storage,
+            os.path.join(self.partial, self.layout.file_id.name),
+            self.layout,
+            self.index_text,
+            shape_for(os.path.dirname(self.path)),
+            progress=self.handle._advance,
+            captured=self.handle._set_captured,
+        )
+        record = writer.write()
+        commit(self.storage, self.partial, self.path, [record])
+        if self.latest:
+            write_latest(self.storage, *os.path.split(self.path))
+
+    def _clean_up(self) -> None:
+        try:
+            release(self.storage, self.partial)
+        except OSError as error:  # the next save of this name removes it
+            _log.warning("%s stays behind: %s", self.partial, error)
+
+
+def _events(leaves: Sequence[Leaf]) -> list[torch.Event]:
+    """One event for each accelerator: after it, what the current streams had to do is done."""
+    tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor))
+    events = []
+    for device in {tensor.device for tensor in tensors if not tensor.is_cpu}:
+        events.append(torch.Event(device))
+        events[-1].record(torch.accelerator.current_stream(device))
+    return events
+
+
+def _register(path: str, handle: Handle) -> Handle | None:
+    """Make a save the last one of its name; returns the one before it, if that is not done."""
+    with _lock:
+        before, _in_flight[path] = _in_flight.get(path), handle
+        return before
+
+
+def _unregister(path: str, handle: Handle) -> None:
+    with _lock:
+        if _in_flight.get(path) is handle:
+            del _in_flight[path]
+
+
+def _failure(error: OSError, path: str) -> CheckpointError:
+    return CheckpointError(
+        f"it could not be written: {error.strerror or error}",
+        where=path,
+        fix=_FIXES.get(error.errno or 0, "see the cause, and save again"),
+    )
