@@ -1,0 +1,94 @@
+"""A save that is stopped after any of its calls leaves the old checkpoint or the new one."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+import torch
+
+import dos
+import dos.checkpoint
+from dos.checkpoint.commit import remove
+from tests.crash.crashes import crash_everywhere, fail_everywhere, unneeded_steps
+from tests.crash.disk import SimulatedDisk
+from tests.crash.image import Image
+
+PATH = "/checkpoints/saved"
+
+
+def save_number(number: int, **how: Any) -> Any:
+    def save(storage: Any, path: str) -> None:
+        state = {"w": torch.full((3000,), number), "number": number}
+        saved = dos.checkpoint.save(
+            state, path, checkpoint_id=f"id{number}", storage=storage, **how
+        )
+        saved.result()
+
+    return save
+
+
+def restore(storage: Any, path: str) -> int:
+    state = dos.checkpoint.load(path, storage=storage)
+    number = int(state["number"])
+    assert torch.equal(state["w"], torch.full((3000,), number))
+    return number
+
+
+def disk_with_one() -> Image:
+    disk = SimulatedDisk()
+    save_number(1)(disk, PATH)
+    return disk.durable
+
+
+def test_a_save_survives_every_crash() -> None:
+    crashes = crash_everywhere(save_number(2), restore, PATH, before=disk_with_one())
+    assert crashes.faults == []
+    assert crashes.different > 20
+
+
+def test_a_first_save_survives_every_crash() -> None:
+    assert crash_everywhere(save_number(2), restore, PATH).faults == []
+
+
+def test_every_durable_step_of_a_replacing_save_is_needed() -> None:
+    assert unneeded_steps(save_number(2), restore, PATH, before=disk_with_one()) == []
+
+
+def test_every_durable_step_of_a_first_save_is_needed() -> None:
+    assert unneeded_steps(save_number(2), restore, PATH) == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failing_call_leaves_the_old_and_the_next_save_succeeds(number: int) -> None:
+    faults = fail_everywhere(save_number(2), restore, PATH, number, before=disk_with_one())
+    assert faults == []
+
+
+def test_a_removal_leaves_a_whole_checkpoint_or_none() -> None:
+    def restore_or_none(storage: Any, path: str) -> int | None:
+        try:
+            return restore(storage, path)
+        except dos.FormatError:  # no manifest: no checkpoint
+            return None
+
+    before = disk_with_one()
+    assert crash_everywhere(remove, restore_or_none, PATH, before=before).faults == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_latest_never_names_what_is_not_whole(before: bool) -> None:
+    def restore_latest(storage: Any, path: str) -> int:
+        return restore(storage, "/checkpoints")
+
+    def save(storage: Any, path: str) -> None:
+        save_number(2, latest=True)(storage, "/checkpoints/two")
+
+    disk = SimulatedDisk()
+    if before:
+        save_number(1, latest=True)(disk, "/checkpoints/one")
+    image = disk.durable if before else None
+    assert crash_everywhere(save, restore_latest, PATH, before=image).faults == []
+    if before:  # else nothing may be found until the end, by whichever step
+        assert unneeded_steps(save, restore_latest, PATH, before=image) == []
