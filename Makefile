@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-arm sanitize lint gpu-wheels gpu-check clean
+.PHONY: help demo test test-slow test-crash test-arm sanitize lint gpu-wheels gpu-check clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -21,6 +21,10 @@ test: lint ## lint, the native tests under sanitizers, every test that is not sl
 test-slow: ## the slow tests only
 	@$(SETUP) test
 	@$(RUN) -m pytest $(PYTEST_FLAGS) -m slow
+
+test-crash: ## three hundred saves killed at random, and every other test of crashes
+	@$(SETUP) test
+	@$(RUN) -m pytest $(PYTEST_FLAGS) -m "slow or not slow" tests/crash
 
 test-arm: ## the native tests as AArch64 runs them, under qemu
 	@$(SETUP) arm

@@ -1,0 +1,1 @@
+"""Measurements that a user makes on a machine of their own: `dos bench`."""
