@@ -14,6 +14,7 @@ _HOME = {
     "DOSOptimizer": "dos.optimizer",
     "DOSConfig": "dos.config",
     "VirtualDevice": "dos.config",
+    "register_ddp": "dos.ddp",
     "DOSError": "dos.errors",
     "ConfigError": "dos.errors",
     "PlanError": "dos.errors",
@@ -34,10 +35,12 @@ __all__ = [
     "PlanError",
     "PoolError",
     "VirtualDevice",
+    "register_ddp",
 ]
 
 if TYPE_CHECKING:
     from dos.config import DOSConfig, VirtualDevice
+    from dos.ddp import register_ddp
     from dos.errors import (
         CheckpointError,
         ConfigError,

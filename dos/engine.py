@@ -11,7 +11,6 @@ from functools import partial
 from typing import cast as as_type
 
 import torch
-from torch.autograd.graph import increment_version
 
 from dos.config import DOSConfig
 from dos.errors import ConfigError
@@ -28,6 +27,7 @@ from dos.memory import Pool
 from dos.memory.flat import flat
 from dos.plan import Subgroup, SubgroupSize, UpdatePlan, build, partition, verify
 from dos.sending import GradientSender
+from dos.shards import count_write, local_of
 from dos.state import OptimizerState, pieces_of, requirement, size_of
 from dos.stride import AutoStride, DeviceMemory, Stride, slot_bytes
 from dos.stride_profile import auto_stride
@@ -133,7 +133,7 @@ class UpdateEngine:
                     fix="use one DOSOptimizer per device",
                 )
         subgroups = partition(
-            [parameter.numel() for parameter in parameters],
+            [local_of(parameter).numel() for parameter in parameters],
             groups,
             self._config.subgroup_size,
             first_parameter=len(self._parameters),
@@ -210,7 +210,7 @@ class UpdateEngine:
         All state is home on return.
 
         Args:
-            grads: per parameter, its gradient in its own memory order, 1-D, or None.
+            grads: per parameter, its gradient here in its own memory order, 1-D, or None.
             scalars: per parameter with a gradient, the scalars of its group and step count.
 
         Raises:
@@ -223,7 +223,7 @@ class UpdateEngine:
             for subgroup in self._subgroups
             if all(grads[segment.parameter] is None for segment in subgroup.segments)
         )
-        weights = [flat(parameter) for parameter in self._parameters]
+        weights = [flat(local_of(parameter)) for parameter in self._parameters]
         arrived, backward = frozenset[int](), NO_BACKWARD
         if self.sender is not None:
             arrived, backward = self.sender.settle(grads)
@@ -246,7 +246,7 @@ class UpdateEngine:
             if grad is not None:
                 self.state.steps[index] += 1
                 # A weight changed between forward and backward is then an error, as in torch.
-                increment_version(self._parameters[index])
+                count_write(self._parameters[index])
         self.state.remember_weights()
         if self._auto is not None:
             self._choose_stride(self._auto, record)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from dos.errors import ConfigError, NonFiniteError
 from dos.kernels import norm
 from dos.kernels.cast import Examined
+from dos.shards import gather, is_counted_here, is_sharded
 
 
 class ClipFactor:
@@ -54,22 +56,37 @@ def loss_unscaling(optimizer: object) -> float | None:
     return 1.0 if grad_scale is None else 1.0 / float(grad_scale)
 
 
-def total_norm(examined: Iterable[Examined], norm_type: float) -> float:
-    """The 2- or infinity norm over gradients, given in the order of their parameters.
+def total_norm(
+    parameters: Sequence[torch.Tensor], examined: Sequence[Examined | None], norm_type: float
+) -> float:
+    """The 2- or infinity norm over the gradients of all parameters, None for no gradient.
+
+    Of DTensors over all processes of their mesh, each of which comes to the same bits: shards
+    are added in the order of the parameters, then processes in the order of the mesh, then
+    meshes. Every process of a mesh has to call it.
 
     Raises:
         ConfigError: another norm.
     """
     kind = float(norm_type)
-    if kind == 2.0:
-        return norm.norm([its.square_sum for its in examined])
-    if kind == math.inf:
-        return norm.infinity_norm([its.max_abs for its in examined])
-    raise ConfigError(
-        f"a norm of type {norm_type} is not supported",
-        where="clip_grad_norm_",
-        fix="use 2 or math.inf, or torch.nn.utils.clip_grad_norm_",
-    )
+    if kind not in (2.0, math.inf):
+        raise ConfigError(
+            f"a norm of type {norm_type} is not supported",
+            where="clip_grad_norm_",
+            fix="use 2 or math.inf, or torch.nn.utils.clip_grad_norm_",
+        )
+    combine = norm.square_sum if kind == 2.0 else norm.infinity_norm
+    here: dict[Any, list[float]] = {}
+    for parameter, its in zip(parameters, examined, strict=True):
+        mesh = parameter.device_mesh if is_sharded(parameter) else None
+        parts = here.setdefault(mesh, [])
+        if its is not None and is_counted_here(parameter):
+            parts.append(its.square_sum if kind == 2.0 else its.max_abs)
+    totals = [
+        combine(parts) if mesh is None else combine(gather(combine(parts), mesh))
+        for mesh, parts in here.items()
+    ]
+    return norm.norm(totals) if kind == 2.0 else norm.infinity_norm(totals)
 
 
 def check_finite(total: float) -> None:

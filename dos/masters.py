@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dos.memory.flat import flat
+from dos.shards import identity, local_of
 
 SAMPLED = 64
 """Most elements of a parameter that are compared before each step."""
@@ -55,7 +56,7 @@ class Masters:
     def __init__(self) -> None:
         self._parameters: list[torch.Tensor] = []
         self._parts: list[Sequence[MasterPart]] = []
-        self._seen: list[tuple[int, int]] = []
+        self._seen: list[tuple[int, int, int]] = []
         self._new: set[int] = set()
         self._loaded: set[int] = set()
         self._samples: dict[tuple[torch.dtype, torch.device], _Sample] = {}
@@ -65,13 +66,13 @@ class Masters:
         index = len(self._parameters)
         self._parameters.append(parameter)
         self._parts.append(parts)
-        self._seen.append(_identity(parameter))
+        self._seen.append(identity(parameter))
         if parts:
             self._new.add(index)
         for part in parts:
             key = parameter.dtype, part.master.device
             sample = self._samples.setdefault(key, _Sample())
-            for first, count, step in _sampled(parameter.numel(), part):
+            for first, count, step in _sampled(local_of(parameter).numel(), part):
                 sample.where.append((index, first, count, step))
                 start = first - part.start
                 sample.masters.append(part.master[start : start + (count - 1) * step + 1 : step])
@@ -93,7 +94,7 @@ class Masters:
                     master.copy_(weight)
             elif index in self._loaded:
                 overruled += self._take_up(index)
-            elif index in drifted or self._seen[index] != _identity(parameter):
+            elif index in drifted or self._seen[index] != identity(parameter):
                 self._take_up(index)
         self._new.clear()
         self._loaded.clear()
@@ -110,14 +111,14 @@ class Masters:
         for index, parameter in enumerate(self._parameters):
             if index not in self._new and index not in self._loaded:
                 self._take_up(index)
-                self._seen[index] = _identity(parameter)
+                self._seen[index] = identity(parameter)
 
     def remember(self) -> None:
         """Note how a step left the weights, to tell later changes by others."""
-        self._seen = [_identity(parameter) for parameter in self._parameters]
+        self._seen = [identity(parameter) for parameter in self._parameters]
 
     def _pairs(self, index: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        weights = flat(self._parameters[index])
+        weights = flat(local_of(self._parameters[index]))
         for part in self._parts[index]:
             yield part.master, weights[part.start : part.start + part.master.numel()]
 
@@ -150,7 +151,7 @@ class Masters:
                 views = [
                     p.as_strided((count,), (step,), p.storage_offset() + first)
                     for index, first, count, step in sample.where
-                    for p in (self._parameters[index],)
+                    for p in (local_of(self._parameters[index]),)
                 ]
                 weights = torch.cat(views).to(masters.device)
             same = _rounds_to(masters, weights)
@@ -181,8 +182,3 @@ def _rounds_to(master: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def _words(tensor: torch.Tensor) -> torch.Tensor:
     """The raw bits, as integers."""
     return tensor.view(torch.int32 if tensor.dtype is torch.float32 else torch.int16)
-
-
-def _identity(parameter: torch.Tensor) -> tuple[int, int]:
-    """What an in-place change or an exchange of the memory changes, but for writes by `.data`."""
-    return parameter._version, parameter.data_ptr()

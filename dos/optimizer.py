@@ -156,9 +156,9 @@ class DOSOptimizer(torch.optim.Optimizer):
             error_if_nonfinite: raise if the norm is infinite or NaN.
 
         Returns:
-            The norm before clipping, float64, on the CPU. It is that of the gradients as they
-            are stored, summed in float64 (torch sums 16-bit gradients in less and may
-            overflow), the same bits on any device and under any schedule.
+            The norm before clipping, float64, on the CPU. It is that of the gradients as they are
+            stored, summed in float64 (torch sums 16-bit ones in less and may overflow), the same
+            bits on any device and under any schedule; of DTensors over all processes: call in all.
 
         Raises:
             ConfigError: another norm, or a negative `max_norm`.
@@ -167,9 +167,10 @@ class DOSOptimizer(torch.optim.Optimizer):
         """
         self._check_usable("clip_grad_norm_")
         with torch.no_grad():
-            examined = [its for its in self._engine.examine(self._read_gradients()) if its]
-        grads = [parameter.tensor.grad for parameter in self._trained]
-        total = total_norm(examined, norm_type) * self._clip_factor.of(grads)  # as used then
+            examined = self._engine.examine(self._read_gradients())
+        tensors = [parameter.tensor for parameter in self._trained]
+        grads = [tensor.grad for tensor in tensors]
+        total = total_norm(tensors, examined, norm_type) * self._clip_factor.of(grads)  # as used
         if error_if_nonfinite:
             check_finite(total)
         self._clip_factor.multiply(norm.clip_scale(total, max_norm), grads)

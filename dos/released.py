@@ -43,7 +43,8 @@ class ReleasedGradient(torch.Tensor):
             f"the gradient was sent to the host and released, so {func} cannot use it",
             where="release_grads",
             fix="clip with optimizer.clip_grad_norm_, call zero_grad() before the next backward, "
-            "or set release_grads=False, which GradScaler needs",
+            "under DistributedDataParallel call dos.register_ddp, or set release_grads=False, "
+            "which GradScaler needs",
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

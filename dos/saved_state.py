@@ -11,6 +11,7 @@ import torch
 
 from dos.errors import ConfigError
 from dos.memory.flat import flat_like
+from dos.shards import cut_like, is_sharded, local_of, same_placement
 from dos.state import OptimizerState
 
 _CHUNK_NUMEL = 1 << 20
@@ -19,7 +20,7 @@ _CHUNK_NUMEL = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The step count of a parameter and, by kind, tensors of its shape from anywhere."""
+    """The step count of a parameter and, by kind, tensors of its shape here, from anywhere."""
 
     step: int
     arrays: Mapping[str, torch.Tensor]
@@ -28,7 +29,8 @@ class SavedState:
 def read_saved(entry: object, parameter: torch.Tensor, where: str) -> SavedState | None:
     """What `entry` of a state dict keeps for `parameter`; None for nothing: it was never stepped.
 
-    Any floating-point dtype, device and memory order will do; other keys are ignored.
+    Any floating-point dtype, device and memory order will do; other keys are ignored. Of a DTensor
+    the state is placed as it is, or given whole to every process.
 
     Raises:
         ConfigError: it does not fit the parameter.
@@ -47,13 +49,12 @@ def read_saved(entry: object, parameter: torch.Tensor, where: str) -> SavedState
     # A weight in fp32 is its master.
     if parameter.dtype is not torch.float32 and "master" in entry:
         kinds.append("master")
-    for kind in kinds:
-        _check_array(kind, entry.get(kind), parameter, where)
+    arrays = {kind: _array(kind, entry.get(kind), parameter, where) for kind in kinds}
     if step == 0:
-        if any(bool(entry[kind].any()) for kind in ("exp_avg", "exp_avg_sq")):
+        if any(bool(arrays[kind].any()) for kind in ("exp_avg", "exp_avg_sq")):
             raise _misfit("its step is 0, but its averages are not", where)
         return None
-    return SavedState(int(step), {kind: entry[kind] for kind in kinds})
+    return SavedState(int(step), arrays)
 
 
 def load_saved(state: OptimizerState, saved: Mapping[int, SavedState | None]) -> None:
@@ -66,7 +67,7 @@ def load_saved(state: OptimizerState, saved: Mapping[int, SavedState | None]) ->
     for index, its in saved.items():
         if its is not None:
             for kind, array in its.arrays.items():
-                source = flat_like(array.detach(), state.parameters[index])
+                source = flat_like(array.detach(), local_of(state.parameters[index]))
                 for home, start in state.parts(index, kind):
                     _copy(home, source[start : start + home.numel()])
     # Zeros last: the source may be views of this very state. What was never stepped is zero,
@@ -85,10 +86,12 @@ def _copy(home: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(part)
 
 
-def _check_array(kind: str, array: Any, parameter: torch.Tensor, where: str) -> None:
+def _array(kind: str, array: Any, parameter: torch.Tensor, where: str) -> torch.Tensor:
+    """What `array` holds of the elements that lie here."""
     if not isinstance(array, torch.Tensor):
         raise _misfit(f"its {kind} is {'missing' if array is None else 'no tensor'}", where)
-    if type(array) not in (torch.Tensor, torch.nn.Parameter):
+    plain = type(array) in (torch.Tensor, torch.nn.Parameter)
+    if not plain and not (is_sharded(array) and is_sharded(parameter)):
         raise _misfit(f"its {kind} is a {type(array).__name__}, not a plain tensor", where)
     if array.shape != parameter.shape:
         shapes = f"{tuple(array.shape)}, the parameter {tuple(parameter.shape)}"
@@ -96,6 +99,19 @@ def _check_array(kind: str, array: Any, parameter: torch.Tensor, where: str) -> 
     if array.layout is not torch.strided or array.is_meta or not array.is_floating_point():
         kind_of = f"{array.dtype}, {array.layout} on {array.device}"
         raise _misfit(f"its {kind} is {kind_of}, not dense floating-point data", where)
+    if not is_sharded(parameter):
+        return array
+    if plain:
+        part = cut_like(array, parameter)
+    else:
+        part = local_of(array) if same_placement(array, parameter) else None
+    if part is None:
+        raise ConfigError(
+            f"its {kind} cannot be placed as the parameter is, {parameter.placements}",
+            where=where,
+            fix="load it with torch.distributed.checkpoint, which moves it where it belongs",
+        )
+    return part
 
 
 def _misfit(what: str, where: str) -> ConfigError:

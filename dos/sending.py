@@ -6,23 +6,23 @@ import os
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch._compile import _disable_dynamo
 
 from dos.execute.backend import Device, Event, Reading
 from dos.execute.record import Backward, Transfer
 from dos.execute.work import DTYPES, Piece, Staging, SubgroupMemory, send
+from dos.hooks import watch
 from dos.kernels import cast
 from dos.kernels.cast import Examined
 from dos.memory.flat import flat_like
 from dos.plan import Lane, Op, OpKind, Placement
 from dos.released import ReleasedGradient
-from dos.sent import Sent, identity_of, settle
+from dos.sent import Sent, settle
+from dos.shards import identity, local_of, same_placement
 
 CLEAN_STEPS = 2
 """Steps without a change that it takes, after one with, until gradients are sent early again."""
@@ -42,6 +42,10 @@ class GradientSender:
     ones are not sent, and the first step sends nothing. After a step in which a gradient was
     changed behind the hooks, they only look until `CLEAN_STEPS` steps were clean.
 
+    Under DistributedDataParallel backward makes gradients that are yet to be reduced. Of the
+    parameters that `await_reduction` was told, `reduced` counts and sends; of others it is a
+    change behind the hooks.
+
     Args:
         device: the backend, on which the parameters lie.
         release: put a stand-in into `p.grad` once it is sent.
@@ -57,6 +61,8 @@ class GradientSender:
         self._transfers: list[Transfer] = []  # since the last step
         self._marks: list[Event] = []  # the first and the last of them
         self._parameters: list[torch.Tensor] = []
+        self._index_of: dict[int, int] = {}  # by the parameter's id
+        self._reduced: set[int] = set()  # ids of parameters, of which `reduced` is told
         self._staging = Staging()
         self._counts: list[int] = []
         self._expected: list[int] = []
@@ -83,13 +89,14 @@ class GradientSender:
         """
         first = len(self._parameters)
         self._parameters += parameters
+        self._index_of.update({id(p): first + i for i, p in enumerate(parameters)})
         self._counts += [0] * len(parameters)
         self._expected += [0] * len(parameters)
         self._aim(subgroups, placement, staging)
         leased = {p.parameter for home in subgroups if home.grad is not None for p in home.pieces}
         for index in range(first, len(self._parameters)):
             if index in leased:
-                self._handles += _hook(self, self._parameters[index], index)
+                self._handles += watch(self, self._parameters[index], index)
 
     def redirect(
         self,
@@ -191,18 +198,35 @@ class GradientSender:
         """Backward has accumulated into a gradient: send it if it was the last time."""
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            self._counts[index] += 1
-            if self._counts[index] == self._expected[index]:
-                with torch.no_grad():  # in here: it costs more than the rest of this
-                    self._send(index)
-            self._drop_copied()
+        parameter = self._parameters[index]
+        if id(parameter) not in self._reduced:
+            self._count(index, parameter)
+
+    def await_reduction(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Send these, as far as they are known or will be, when `reduced` says so."""
+        self._reduced.update(map(id, parameters))
+
+    def reduced(self, parameter: torch.Tensor, bucket: torch.Tensor) -> None:
+        """What `p.grad` will hold has been reduced, and is in `bucket`, a view of its shape."""
+        index = self._index_of.get(id(parameter))
+        if index is not None and os.getpid() == self._pid:
+            self._count(index, parameter, bucket)
 
     def about_to_accumulate(self, index: int) -> None:
         """Backward is about to add to a gradient: let it wait for the copy, if there is one."""
         sent = self._sent.get(index)  # one reading: another thread may discard it
         if sent is not None and os.getpid() == self._pid:
             self._device.join([transfer.event for transfer in sent.transfers])
+
+    def _count(
+        self, index: int, parameter: torch.Tensor, bucket: torch.Tensor | None = None
+    ) -> None:
+        with self._lock:
+            self._counts[index] += 1
+            if self._counts[index] == self._expected[index]:
+                with torch.no_grad():  # in here: it costs more than the rest of this
+                    self._send(index, parameter.grad if bucket is None else bucket, bucket)
+            self._drop_copied()
 
     def _aim(
         self,
@@ -220,25 +244,26 @@ class GradientSender:
                 else:
                     self._on_device.add(piece.parameter)
 
-    def _send(self, index: int) -> None:
+    def _send(self, index: int, grad: torch.Tensor | None, bucket: torch.Tensor | None) -> None:
         if index not in self._homes:
             return  # the device updates all of it
         parameter = self._parameters[index]
-        grad = parameter.grad
         if grad is None or grad.layout is not torch.strided or grad.dtype is not parameter.dtype:
             return  # step() says what is wrong with it
-        flat = flat_like(grad, parameter)
+        if not same_placement(grad, parameter):
+            return  # step() communicates
+        flat = flat_like(local_of(grad), local_of(parameter))
         reading = self._device.examine(flat)
         if self._quiet_steps:
-            self._sent[index] = Sent(None, reading, identity_of(grad))
+            self._sent[index] = Sent(None, reading, identity(grad))
             return
         made = self._device.mark()
         self._marks[1:] = [made]
         transfers = tuple(self._transfer(home, flat, made) for home in self._homes[index])
         self._transfers += transfers
-        self._sent[index] = sent = Sent(flat, reading, identity_of(grad), transfers)
+        self._sent[index] = sent = Sent(flat, reading, identity(grad), bucket, transfers)
         self._copying.append((index, sent))
-        if self._release:
+        if self._release and bucket is None:
             parameter.grad = sent.stand_in = ReleasedGradient(grad)
 
     def _transfer(
@@ -262,9 +287,9 @@ class GradientSender:
 
     def _untouched(self, index: int, sent: Sent) -> bool:
         """Whether nobody can have written to a gradient while it was copied."""
-        now = self._parameters[index].grad
+        now = self._parameters[index].grad if sent.bucket is None else sent.bucket
         assert now is not None
-        return sent.stand_in is now or sent.identity == identity_of(now)
+        return sent.stand_in is now or sent.identity == identity(now)
 
     def _torn(self, doubtful: Mapping[int, torch.Tensor | None]) -> set[int]:
         """Whose leases do not hold their gradient, by content; all copies are over.
@@ -302,31 +327,7 @@ class GradientSender:
                 "gradients were changed after they had been sent to the host, and were sent "
                 "again: the step is right, but slower. Clip with optimizer.clip_grad_norm_, "
                 "let GradScaler.step unscale (without unscale_), change gradients in a "
-                "tensor hook instead of after backward",
+                "tensor hook instead of after backward; under DistributedDataParallel call "
+                "dos.register_ddp(model, optimizer)",
                 stacklevel=2,
             )
-
-
-def _hook(
-    sender: GradientSender, parameter: torch.Tensor, index: int
-) -> Iterator[torch.utils.hooks.RemovableHandle]:
-    """Both hooks of a parameter; they do not keep the sender alive."""
-    reference = weakref.ref(sender)
-
-    def before(grad: torch.Tensor) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.about_to_accumulate(index)
-
-    def after(parameter: torch.Tensor) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.made(index)
-
-    frozen = not parameter.requires_grad
-    parameter.requires_grad_(True)  # torch hooks no other, but keeps the hooks of a frozen one
-    # A backward inside of a compiled function would have them traced.
-    before, after = _disable_dynamo(before), _disable_dynamo(after)
-    yield parameter.register_hook(torch.utils.hooks.unserializable_hook(before))
-    yield parameter.register_post_accumulate_grad_hook(after)
-    parameter.requires_grad_(not frozen)

@@ -18,13 +18,14 @@ class Sent:
     """One gradient as it was in its hook.
 
     `transfers` is empty where it was only looked at. `grad`, 1-D, is kept until they are over,
-    and longer where the device needs it too; `identity` tells whether it was written to since, and
-    `stand_in` is what `p.grad` was replaced by.
+    and longer where the device needs it too; `identity` tells whether it was written to since, or,
+    where DDP reduced it there, `bucket`. `stand_in` is what `p.grad` was replaced by.
     """
 
     grad: torch.Tensor | None
     reading: Reading
-    identity: tuple[int, int]
+    identity: tuple[int, int, int]
+    bucket: torch.Tensor | None = None
     transfers: tuple[Transfer, ...] = ()
     stand_in: ReleasedGradient | None = None
 
@@ -38,8 +39,3 @@ def settle(transfers: Sequence[Transfer]) -> None:
     for transfer in transfers:
         with suppress(Exception):  # whoever needs what was sent is told by its own wait
             transfer.event.wait()
-
-
-def identity_of(grad: torch.Tensor) -> tuple[int, int]:
-    """What writing to it through torch changes, or exchanging its memory."""
-    return grad._version, grad.data_ptr()

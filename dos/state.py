@@ -15,6 +15,7 @@ from dos.memory import Lease, Pool, Requirement, padded_bytes, tensor_across
 from dos.memory.flat import unflatten
 from dos.memory.sizes import LINE_BYTES, bytes_text
 from dos.plan import Placement, Subgroup, SubgroupSize, UpdatePlan
+from dos.shards import local_of
 
 _KINDS = ("master", "exp_avg", "exp_avg_sq")
 
@@ -139,7 +140,7 @@ class OptimizerState:
         any_stride: the stride may change: see `restage`.
 
     Attributes:
-        parameters: the trained ones, dense.
+        parameters: the trained ones, dense; of a DTensor the local shard is.
         steps: per parameter, how often it was updated.
         masters: what brings masters in line with the weights.
         subgroups: per subgroup, its state where it is at home.
@@ -234,11 +235,11 @@ class OptimizerState:
                 yield home[offset : offset + piece.numel], piece.start
 
     def whole(self, index: int, kind: str) -> torch.Tensor:
-        """All of it in the parameter's shape and order, with a storage of exactly its bytes.
+        """All of it here in the parameter's shape and order, with a storage of exactly its bytes.
 
         A view where the pieces adjoin in host memory, else put together there.
         """
-        like = self.parameters[index]
+        like = local_of(self.parameters[index])
         spans = []
         for subgroup, piece in self._where[index]:
             offset = piece.master_offset if kind == "master" else piece.offset

@@ -235,6 +235,8 @@ def fastest_stride(profile: NodeProfile, planner: StridePlanner) -> Stride:
         return Planned(plan, plan.memory())
 
     host = planner("host")
+    if not host.placement:
+        return "host"  # a process whose shards are all empty
     count, residents = len(host.placement), host.placement.count(Placement.RESIDENT)
     # The planner looks at the stride alone; the share tells how many residents there are, with a
     # half on top, so that rounding cannot make them one less.

@@ -14,6 +14,7 @@ import torch
 from dos.errors import ConfigError
 from dos.kernels.scalars import AdamScalars
 from dos.memory.flat import is_dense
+from dos.shards import is_sharded, local_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _REFUSED_FLAGS = ("amsgrad", "capturable", "differentiable")
@@ -21,7 +22,7 @@ _REFUSED_FLAGS = ("amsgrad", "capturable", "differentiable")
 
 @dataclass(frozen=True)
 class TrainedParameter:
-    """A parameter as it was when the optimizer took it in."""
+    """A parameter as it was when the optimizer took it in; shape and strides of what lies here."""
 
     tensor: torch.Tensor
     group: int
@@ -35,8 +36,8 @@ class TrainedParameter:
     def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Refuse a parameter that was replaced in its group, re-typed, reshaped or moved."""
         members = groups[self.group]["params"] if self.group < len(groups) else []
-        now = self.tensor
-        if len(members) <= self.position or members[self.position] is not now:
+        now = local_of(self.tensor)
+        if len(members) <= self.position or members[self.position] is not self.tensor:
             raise ConfigError(
                 "it was replaced in its param group",
                 where=self.name,
@@ -190,16 +191,18 @@ def find_parameters(
                 name += f" {names[position]!r}"
             if id(tensor) in found:
                 raise ConfigError("it is listed twice", where=name, fix="list every parameter once")
-            _check_parameter(tensor, name)
+            local = local_of(tensor)
+            _check_placement(tensor, name)
+            _check_parameter(local, name)
             found[id(tensor)] = TrainedParameter(
                 tensor=tensor,
                 group=index,
                 position=position,
                 name=name,
-                dtype=tensor.dtype,
-                device=tensor.device,
-                shape=tensor.shape,
-                strides=tensor.stride(),
+                dtype=local.dtype,
+                device=local.device,
+                shape=local.shape,
+                strides=local.stride(),
             )
     if found:
         _check_apart([*beside, *found.values()])
@@ -209,9 +212,9 @@ def find_parameters(
 def _check_apart(parameters: Iterable[TrainedParameter]) -> None:
     """Refuse two parameters that share memory: the order of their updates would matter."""
     spans = sorted(
-        (str(p.device), p.tensor.data_ptr(), p.tensor.data_ptr() + p.tensor.nbytes, p.name)
+        (str(p.device), local.data_ptr(), local.data_ptr() + local.nbytes, p.name)
         for p in parameters
-        if p.tensor.numel()
+        if (local := local_of(p.tensor)).numel()
     )
     for (device, _, end, first), (its_device, start, _, second) in pairwise(spans):
         if device == its_device and start < end:
@@ -222,6 +225,23 @@ def _check_apart(parameters: Iterable[TrainedParameter]) -> None:
             )
 
 
+def _check_placement(tensor: torch.Tensor, name: str) -> None:
+    if not is_sharded(tensor):
+        return
+    if tensor.device_mesh.get_coordinate() is None:
+        raise ConfigError(
+            "it is a DTensor on a mesh of other processes",
+            where=name,
+            fix="give each process the parameters of its own mesh",
+        )
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ConfigError(
+            f"it is a DTensor that is yet to be summed ({tensor.placements})",
+            where=name,
+            fix="redistribute it with Shard or Replicate placements",
+        )
+
+
 def _check_parameter(tensor: torch.Tensor, name: str) -> None:
     refusals = (
         (tensor.is_complex(), "complex", "train its real view (torch.view_as_real)"),
@@ -229,7 +249,7 @@ def _check_parameter(tensor: torch.Tensor, name: str) -> None:
         (
             type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
             f"a {type(tensor).__name__}",
-            "tensor subclasses are not supported yet: use plain parameters",
+            "use plain parameters or DTensors of such",
         ),
         (tensor.is_meta, "on the meta device, without data", "materialize the model first"),
         (tensor.is_neg(), "a negated view", "use tensor.resolve_neg()"),

@@ -66,6 +66,7 @@ class DeviceStream:
         start.record(self.stream)
         # Hooks of autograd run on a thread whose current stream is that of backward.
         before = torch.accelerator.current_stream(self._device)
+        outside = torch.accelerator.current_stream()
         torch.accelerator.set_stream(self.stream)
         try:
             work()
@@ -75,6 +76,7 @@ class DeviceStream:
             raise
         finally:
             torch.accelerator.set_stream(before)
+            torch.accelerator.set_stream(outside)  # whose device becomes the current one again
         end.record(self.stream)
         assert self.clock is not None, "run before begin"
         return DeviceEvent(self.clock, start, end)

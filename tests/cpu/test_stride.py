@@ -165,6 +165,10 @@ def test_a_link_that_is_too_slow_leaves_all_to_the_host() -> None:
     assert fastest_stride(replace(H100_NODE, h2d_bytes_per_s=1e7), planner(60)) == "host"
 
 
+def test_where_there_is_nothing_the_host_updates_it() -> None:
+    assert fastest_stride(H100_NODE, planner(0)) == "host"
+
+
 def test_the_stride_is_kept_as_an_option_is() -> None:
     assert [repr(stride_of(text)) for text in ("2.0", "1.39", "host")] == ["2", "1.39", "'host'"]
 
