@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dos.execute.record import StepRecord
 from dos.plan import Placement, UpdatePlan
 from dos.trace import busy_s
-from perfmodel.profile import NodeProfile
+from perfmodel.profile import LANE_RATES, NodeProfile
 from perfmodel.solve import Limits, Option, Planned, best_stride
 from perfmodel.timeline import simulate
 
@@ -22,13 +22,6 @@ Stride = float | Literal["host"]
 
 StridePlanner = Callable[[Stride], UpdatePlan]
 """Makes the plan of a step of some stride whose gradients were sent during backward."""
-
-_RATES = {
-    "h2d": "h2d_bytes_per_s",
-    "d2h": "d2h_bytes_per_s",
-    "device": "device_params_per_s",
-    "host": "host_params_per_s",
-}
 
 SLOT_MARGIN = 0.15
 """Memory that must be free beside slots that are to be had, as a share of theirs."""
@@ -262,7 +255,7 @@ def slot_bytes(plan: UpdatePlan) -> int:
 def slowed(profile: NodeProfile, slower: Mapping[str, float]) -> NodeProfile:
     """With the rates of lanes that are slower than it says, by their ratios."""
     rates: dict[str, Any] = {
-        name: profile.rate(name) / slower.get(lane, 1.0) for lane, name in _RATES.items()
+        name: profile.rate(name) / slower.get(lane, 1.0) for lane, name in LANE_RATES.items()
     }
     if (link := profile.link_bytes_per_s) is not None:
         before = profile.rate("h2d_bytes_per_s") + profile.rate("d2h_bytes_per_s")

@@ -84,7 +84,7 @@ def read_trace(path: str | Path) -> tuple[list[Span], str, dict[str, str]]:
         return spans, first["args"]["name"], content["otherData"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"no trace of this library: {error!r}",
+            f"no trace of this library: {type(error).__name__}: {error}",
             where=str(path),
             fix="record one: optimizer.record_trace(path), or python -m perfmodel simulate --trace",
         ) from None

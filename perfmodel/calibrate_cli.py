@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.table import Table
 from dos.config import VirtualDevice
 from dos.errors import ConfigError
 from dos.stdout import own_stdout
+from perfmodel.options import check_writable
 from perfmodel.profile import NodeProfile
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def calibrate(
             found.profile.save(output)
         written = output or write_cache(found.profile)
         if written is None:
-            raise _unwritable("the cache")
+            raise ConfigError(
+                "cannot be written", where="the cache", fix="give a file: -o node.json"
+            )
         if as_json:
             profile = json.loads(found.profile.to_json())
             figures = {"profile": profile, "left_out": found.left_out, "written": str(written)}
@@ -127,14 +129,7 @@ def _check_output(output: Path | None, *, cached: bool) -> None:
             where="--output",
             fix="give a file: -o node.json",
         )
-    if output is not None:
-        parent = output.absolute().parent
-        if output.is_dir() or not (parent.is_dir() and os.access(parent, os.W_OK)):
-            raise _unwritable(output)
-
-
-def _unwritable(path: Path | str) -> ConfigError:
-    return ConfigError("cannot be written", where=str(path), fix="give another file: -o node.json")
+    check_writable(output)
 
 
 def _print(found: Calibration, path: Path, console: Console) -> None:

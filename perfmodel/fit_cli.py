@@ -32,6 +32,7 @@ def fit(
     with own_stdout() as stdout:
         from perfmodel.fit import fit as search
 
+        o.check_writable(output, report)
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=1.0)
             found = search(
@@ -72,6 +73,7 @@ def compare(
 ) -> None:
     """A recorded step beside its prediction, op by op."""
     with own_stdout() as stdout:
+        o.check_writable(plot)
         node = NodeProfile.load(profile)
         found = put_beside(node, trace, step=step)
         if plot is not None:

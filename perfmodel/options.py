@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TextIO
@@ -11,7 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from dos.errors import ConfigError
+
 GIB = 2**30
+MOST_GIB = 2.0**30
 
 ProfilePath = Annotated[
     Path, typer.Option("--profile", help="a node, as calibrate or fit wrote it")
@@ -38,6 +42,24 @@ GradientsInStep = Annotated[
     bool, typer.Option("--gradients-in-step", help="send them in the step, not during backward")
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Refuse what could not be written, before time is spent on it; None is not to be.
+
+    Raises:
+        ConfigError: names the path.
+    """
+    for path in paths:
+        if path is None:
+            continue
+        parent = path.absolute().parent
+        if path.is_dir() or not (parent.is_dir() and os.access(parent, os.W_OK)):
+            raise ConfigError(
+                "cannot be written",
+                where=str(path),
+                fix="give a file in a folder that is there and may be written to",
+            )
 
 
 def say(

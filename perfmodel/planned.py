@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dos.errors import ConfigError
 from dos.plan import SubgroupSize, UpdatePlan, build, partition
 from perfmodel.solve import Option, Planned, Planner
 
 WEIGHT_BYTES = 2
 """Of a published weight, per parameter."""
+
+MOST_SUBGROUPS = 10_000
+"""Of a model that is predicted: a thousand times what is usual, and still simulated in seconds."""
 
 
 def plan_of(
@@ -37,7 +41,18 @@ def plan_of(
 
 
 def cut(params: int, subgroup_size: int) -> list[int]:
-    """Parameters per subgroup, as this library cuts them."""
+    """Parameters per subgroup, as this library cuts them.
+
+    Raises:
+        ConfigError: more than `MOST_SUBGROUPS`.
+    """
+    if params > MOST_SUBGROUPS * subgroup_size:
+        raise ConfigError(
+            f"{params:,} parameters of one rank in subgroups of {subgroup_size:,} are more than "
+            f"{MOST_SUBGROUPS:,} subgroups",
+            where="--subgroup-size",
+            fix="make subgroups larger, or spread the model over more ranks",
+        )
     return [subgroup.numel for subgroup in partition([params], [0], subgroup_size)]
 
 

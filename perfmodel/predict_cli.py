@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -48,23 +49,16 @@ def predict(
     """How long one optimizer step takes; with --nodes also what an iteration sends between GPUs."""
     with own_stdout() as stdout:
         node = NodeProfile.load(profile)
-        sent: dict[str, float] = {}
-        if nodes is not None:
-            if total_params is None or link_profile is None:
-                raise ConfigError(
-                    "several nodes need the whole model and a network",
-                    where="--nodes",
-                    fix="add --params and --link-profile",
-                )
-            params = -(-total_params // (nodes * gpus_per_node))
-            found = collectives(Network.load(link_profile), total_params, nodes, gpus_per_node)
-            sent = {"gather_s": found.gather_s, "reduce_s": found.reduce_s}
-        if params is None:
+        over, sent = _over_nodes(nodes, gpus_per_node, total_params, link_profile)
+        given = [n for n in (params, over) if n is not None]
+        if len(given) != 1:
             raise ConfigError(
-                "no number of parameters", where="--params-per-rank", fix="give it, or --nodes"
+                "the parameters of one rank are given once",
+                where="--params-per-rank",
+                fix="give it, or --nodes with --params and --link-profile",
             )
         asked = _request(
-            numels_of(params, subgroup_size, subgroups_file),
+            numels_of(given[0], subgroup_size, subgroups_file),
             schedule,
             stride,
             device_slots,
@@ -72,7 +66,7 @@ def predict(
             gradients_in_step,
         )
         answer = ask(node, asked)
-        figures = {**_figures(node, asked, answer), "params_per_rank": params, **sent}
+        figures = {**_figures(node, asked, answer), "params_per_rank": given[0], **sent}
         rows = [(name, _shown(value)) for name, value in figures.items() if name != "source"]
         o.say(
             stdout,
@@ -99,6 +93,7 @@ def simulate(
 ) -> None:
     """Every op of one step: when it starts and ends, as a trace and picture of a real step."""
     with own_stdout() as stdout:
+        o.check_writable(trace, plot)
         node = NodeProfile.load(profile)
         asked = _request(
             numels_of(params, subgroup_size, subgroups_file),
@@ -140,6 +135,7 @@ def plot(
 ) -> None:
     """The predicted step over the stride, as a picture."""
     with own_stdout() as stdout:
+        o.check_writable(output)
         node = NodeProfile.load(profile)
         numels = numels_of(params, subgroup_size, subgroups_file)
         curves: dict[str, dict[str, float]] = {"dos": {}}
@@ -164,6 +160,23 @@ def plot(
         )
 
 
+def _over_nodes(
+    nodes: int | None, gpus_per_node: int, params: int | None, link_profile: Path | None
+) -> tuple[int | None, dict[str, float]]:
+    """Parameters of one rank, and what it sends in an iteration; neither without nodes."""
+    given = (nodes, params, link_profile)
+    if given == (None, None, None):
+        return None, {}
+    if nodes is None or params is None or link_profile is None:
+        raise ConfigError(
+            "several nodes need the whole model and a network",
+            where="--nodes, --params, --link-profile",
+            fix="give all three of them, or --params-per-rank alone",
+        )
+    found = collectives(Network.load(link_profile), params, nodes, gpus_per_node)
+    return -(-params // (nodes * gpus_per_node)), asdict(found)
+
+
 def _request(
     numels: list[int],
     schedule: str,
@@ -177,6 +190,8 @@ def _request(
         raise ConfigError(
             f"{schedule!r} is no schedule", where="--schedule", fix=f"one of {', '.join(SCHEDULES)}"
         )
+    if stride is not None and known in ("zero-offload", "twin-flow"):
+        typer.echo(f"{known} has no stride: {stride} is ignored", err=True)
     return Request(numels, known, stride, slots, str(resident_ratio), not gradients_in_step)
 
 

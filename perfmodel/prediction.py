@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,7 @@ def _real(stride: str | None) -> str:
     if stride in (None, "host"):
         return "host"
     try:
-        if float(stride) >= 1:
+        if 1 <= float(stride) < math.inf:
             return stride
     except ValueError:
         pass

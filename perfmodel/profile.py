@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,12 +18,16 @@ FUSED_BYTES_PER_PARAM = 28.0
 """Host memory traffic of the fused update: p, m, v read and written, 16-bit gradient and weight."""
 
 _MAY_BE_ZERO = ("launch_s", "cast_s_per_param")
-_LANE_RATE = {
+_MOST = 1e18
+"""Of any figure; no machine comes near it, and sums stay finite."""
+
+LANE_RATES = {
     "h2d": "h2d_bytes_per_s",
     "d2h": "d2h_bytes_per_s",
     "device": "device_params_per_s",
     "host": "host_params_per_s",
 }
+"""The field that says how fast each lane is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class NodeProfile:
         _check_rates(self)
         ways = (self.h2d_bytes_per_s, self.d2h_bytes_per_s, self.device_params_per_s)
         if None in ways and ways != (None, None, None):
-            missing = next(name for lane, name in _LANE_RATE.items() if self._get(name) is None)
+            missing = next(name for lane, name in LANE_RATES.items() if self._get(name) is None)
             raise ConfigError(
                 "a device needs its update rate and a link both ways",
                 where=f"NodeProfile.{missing}",
@@ -166,7 +169,7 @@ class NodeProfile:
         `link_bytes` what crosses the link.
         """
         work = link_bytes if lane in ("h2d", "d2h") else numel
-        return self.launch_s + work / self.rate(_LANE_RATE[lane])
+        return self.launch_s + work / self.rate(LANE_RATES[lane])
 
     def to_json(self) -> str:
         """The file's text; what is None is left out."""
@@ -229,7 +232,7 @@ def _refusal(name: str, value: object, fix: str) -> ConfigError:
 
 
 def _check_rates(made: Any, prefix: str = "") -> None:
-    """Every number of a profile is finite and positive; a cost may be zero."""
+    """Every number of a profile is possible: rates are at least 1 per second, costs may be zero."""
     for each in fields(made):
         value = getattr(made, each.name)
         entries = value.items() if isinstance(value, Mapping) else [(None, value)]
@@ -238,12 +241,12 @@ def _check_rates(made: Any, prefix: str = "") -> None:
         for key, number in entries:
             if isinstance(number, (bool, str, PublishedCode)) or number is None:
                 continue
-            lowest_ok = 0.0 if each.name in _MAY_BE_ZERO else math.ulp(0.0)
-            if not (lowest_ok <= number < math.inf):
+            least = 1.0 if "_per_s" in each.name else 1e-18
+            if not (number == 0 and each.name in _MAY_BE_ZERO) and not least <= number <= _MOST:
                 raise ConfigError(
                     f"{number!r} is not a rate",
                     where=f"NodeProfile.{prefix}{each.name}" + (f"[{key}]" if key else ""),
-                    fix="give a finite positive number",
+                    fix=f"give a positive number, from {least:g} to {_MOST:g}",
                 )
 
 

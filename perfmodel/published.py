@@ -12,14 +12,12 @@ from typing import Literal
 
 from dos.errors import ConfigError
 from dos.trace import Span
+from perfmodel.closed_form import STATE_BYTES
 from perfmodel.model import Task, run
 from perfmodel.profile import NodeProfile, PublishedCode
 from perfmodel.timeline import DEVICE_UPDATE_BYTES, capacities
 
 Schedule = Literal["dos-paper", "zero-offload", "twin-flow"]
-
-STATE_BYTES = 12
-"""Of fp32 master, momentum and variance per parameter, each way, for a streamed subgroup."""
 
 CAST_BYTES = 8
 """Host memory traffic per parameter of the 16-bit copy: 4 read, 2 written, 2 read by the link."""

@@ -102,7 +102,7 @@ def read_rows(path: str | Path) -> list[Row]:
         rows = [_row(each) for each in content["rows"] if each.get("fit", True)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"no published runs: {error!r}",
+            f"no published runs: {type(error).__name__}: {error}",
             where=str(path),
             fix="give a file like experiments/data/paper_runs.json",
         ) from None

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dos.errors import ConfigError
 from dos.stdout import own_stdout
 from perfmodel import options as o
 from perfmodel.checkpoint_interval import SAVED_BYTES_PER_PARAM
@@ -24,9 +25,14 @@ SHOWN = 15
 def solve(
     profile: o.ProfilePath,
     params: o.Params,
-    host_memory: Annotated[float, typer.Option(min=0.0, help="budget of this rank, GiB")],
+    host_memory: Annotated[
+        float, typer.Option(min=0.0, max=o.MOST_GIB, help="budget of this rank, GiB")
+    ],
     device_memory: Annotated[
-        float, typer.Option(min=0.0, help="budget beside the model, GiB; 0: without the device")
+        float,
+        typer.Option(
+            min=0.0, max=o.MOST_GIB, help="budget beside the model, GiB; 0: without the device"
+        ),
     ],
     subgroup_size: Annotated[
         list[int] | None, typer.Option(min=1, help="to choose from; may be given more than once")
@@ -114,6 +120,12 @@ def checkpoint_interval(
     """How often to save, by Young and Daly."""
     with own_stdout() as stdout:
         write_s = 0.0
+        if (profile is None) != (params is None):
+            raise ConfigError(
+                "the time that a save writes takes a node and the parameters of one rank",
+                where="--profile, --params-per-rank",
+                fix="give both, or neither",
+            )
         if profile is not None and params is not None:
             rate = NodeProfile.load(profile).rate("disk_write_bytes_per_s")
             write_s = SAVED_BYTES_PER_PARAM * params / rate

@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROFILES = ROOT / "experiments" / "profiles"
+FIT = ("--rows", str(ROOT / "experiments" / "data" / "paper_runs.json"), "--machine", "a100")
+FAILURES = ("--mtbf-hours", "24", "--stall-s", "0.5")
 H100 = ("--profile", str(PROFILES / "h100.json"), "--params-per-rank", "1000000000")
 
 
@@ -39,6 +41,11 @@ def figures(*arguments: str) -> Any:
 )
 def test_a_step_of_every_schedule_is_predicted(schedule: tuple[str, ...]) -> None:
     assert 0.1 < figures("predict", *H100, "--schedule", *schedule)["step_s"] < 1
+
+
+def test_a_stride_that_a_schedule_does_not_have_is_said_to_be_ignored() -> None:
+    done = ran("predict", *H100, "--schedule", "zero-offload", "--stride", "2", "--json")
+    assert "zero-offload has no stride" in done.stderr
 
 
 def test_subgroups_are_taken_from_a_file(tmp_path: Path) -> None:
@@ -89,6 +96,17 @@ def test_an_interval_between_checkpoints_is_found() -> None:
     assert found["interval_s"] == pytest.approx(found["daly_s"])
 
 
+def test_what_is_no_text_is_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(b"\x89PNG" * 1000)
+    assert len(ran("compare", *H100[:2], "--trace", str(path)).stderr) < 500
+
+
+def test_a_budget_without_end_is_refused() -> None:
+    done = ran("solve", *H100, "--host-memory", "inf", "--device-memory", "1")
+    assert (done.returncode, "--host-memory" in done.stderr) == (2, True)
+
+
 def test_a_table_says_where_its_rates_are_from() -> None:
     assert "rates: fitted to" in ran("predict", *H100).stdout
 
@@ -103,6 +121,16 @@ def test_a_table_says_where_its_rates_are_from() -> None:
         (("predict", *H100, "--schedule", "twin-flow", "--device-slots", "2"), "--device-slots"),
         (("predict", "--profile", "none.json", "--params-per-rank", "1"), "none.json"),
         (("predict", *H100[:2]), "--params-per-rank"),
+        (("predict", *H100[:3], "10" + "0" * 27), "--subgroup-size"),
+        (("predict", *H100, "--stride", "inf"), "--stride"),
+        (("predict", *H100, "--params", "5"), "--params"),
+        (("predict", *H100, "--nodes", "2", "--params", "5"), "--nodes"),
+        (("simulate", *H100, "--trace", "none/t.json"), "none/t.json"),
+        (("simulate", *H100, "--plot", "none/t.png"), "none/t.png"),
+        (("plot", *H100, "-o", "none/p.png"), "none/p.png"),
+        (("fit", *FIT, "-o", "none/node.json"), "none/node.json"),
+        (("checkpoint-interval", *FAILURES, *H100[:2]), "--params-per-rank"),
+        (("checkpoint-interval", *FAILURES, *H100[2:]), "--profile"),
         (("predict", *H100, "--nodes", "2"), "--link-profile"),
         (("predict", *H100, "--subgroups-file", "none.json"), "none.json"),
         (("solve", *H100, "--host-memory", "64", "--device-memory", "0.1"), "one subgroup"),

@@ -65,7 +65,7 @@ def test_an_op_without_work_costs_its_launch(lane: str) -> None:
     assert H100_NODE.op_s(lane, numel=0, link_bytes=0) == H100_NODE.launch_s
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("value", [0.0, -1.0, 0.5, 1e300, math.inf, math.nan])
 def test_an_impossible_rate_is_refused_by_name(value: float) -> None:
     with pytest.raises(ConfigError, match=r"NodeProfile\.h2d_bytes_per_s"):
         replace(H100_NODE, h2d_bytes_per_s=value)

@@ -86,6 +86,17 @@ def test_the_closed_form_is_near_where_subgroups_are_many(stride: float | str) -
     assert 0.99 <= seconds / closed_s <= 1.2
 
 
+def test_the_closed_form_without_a_device_updates_all_on_the_host() -> None:
+    lacking = ("h2d_bytes_per_s", "d2h_bytes_per_s", "device_params_per_s")
+    node = replace(H100_NODE, **dict.fromkeys(lacking))
+    assert closed_form_s(node, NUMEL, 2) == closed_form_s(node, NUMEL, "host")
+
+
+def test_the_closed_form_knows_what_both_ways_of_the_link_carry_together() -> None:
+    narrow = replace(H100_NODE, link_bytes_per_s=56e9)
+    assert closed_form_s(narrow, NUMEL, 1) == pytest.approx(24 * NUMEL / 56e9)
+
+
 def test_an_update_that_copies_slowed_tells_how_much_memory_carries() -> None:
     slowed = replace(SHARED, host_params_per_s_beside_copies=1e9)
     assert capacities(slowed)["host_memory"] == pytest.approx(28e9 + 90e9)
