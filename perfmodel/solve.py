@@ -150,10 +150,9 @@ def solve(
     choices.sort(key=_preference)
     best = choices[0]
     if not best.fits:
-        least = min(choices, key=lambda choice: choice.host_bytes)
         raise ConfigError(
-            f"the least that any choice needs is {least.host_bytes:,} bytes on the host and "
-            f"{least.device_bytes:,} on the device; allowed are {limits.host_bytes:,} on the host",
+            f"the choice of least memory needs {_least_host_bytes(planner, limits, choices):,} "
+            f"bytes on the host; allowed are {limits.host_bytes:,}",
             where="host memory budget",
             fix="raise it, spread the model over more ranks, or allow the device more memory",
         )
@@ -170,6 +169,14 @@ def solve(
         bound="tail" if waits else _BOUND[busiest],
         gains=_gains(profile, planner, limits, best),
     )
+
+
+def _least_host_bytes(planner: Planner, limits: Limits, choices: Sequence[Choice]) -> int:
+    """Of all choices within the device's limit, each also with everything streamed."""
+    options = {choice.option._replace(stride=k) for choice in choices for k in ("host", "1")}
+    of_device = replace(limits, host_bytes=None)
+    memories = (planner(option).memory for option in options)
+    return min(memory.host_bytes for memory in memories if of_device.hold(memory))
 
 
 def _judged(

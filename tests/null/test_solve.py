@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -132,3 +133,14 @@ def test_a_device_budget_below_one_subgroup_is_refused() -> None:
 def test_a_host_budget_below_every_choice_is_refused() -> None:
     with pytest.raises(ConfigError, match="host memory budget"):
         solved(device_bytes=GIB // 4, host_bytes=1000)
+
+
+def test_a_refusal_says_how_much_host_memory_would_do() -> None:
+    with pytest.raises(ConfigError) as caught:
+        solved(device_bytes=GIB // 4, host_bytes=1000)
+    named = re.search(r"needs ([\d,]+) bytes on the host", str(caught.value))
+    assert named is not None
+    enough_bytes = int(named[1].replace(",", ""))
+    assert solved(device_bytes=GIB // 4, host_bytes=enough_bytes).best.fits
+    with pytest.raises(ConfigError):
+        solved(device_bytes=GIB // 4, host_bytes=enough_bytes - 1)
