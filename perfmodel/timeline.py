@@ -119,36 +119,45 @@ def _host_memory_bytes_per_s(profile: NodeProfile) -> float | None:
     return None if stated is None else max(stated, carried)
 
 
-def tasks_of(plan: Plan, profile: NodeProfile) -> list[Task]:
-    """The ops of a plan as tasks, one each and in its order.
+def task_of(
+    op: PlanOp, profile: NodeProfile, *, numel: int, link_bytes: int, waits: tuple[int, ...]
+) -> Task:
+    """An op as a task that comes behind the tasks `waits`.
 
-    A copy takes its bytes of host memory, of the link's two ways together and of device memory; a
-    host update its share of host memory traffic; a device update that of device memory. Alone,
-    each op takes `profile.op_s`.
+    A copy takes its `link_bytes` of host memory, of the link's two ways together and of device
+    memory; an update of `numel` parameters its traffic of host or device memory. Alone, an op
+    takes `profile.op_s`.
     """
-    tasks = []
-    for op in plan.ops:
-        lane, numel, link_bytes = op.kind.lane.value, plan.sizes[op.subgroup].numel, 0
-        if lane == "host":
-            needs = {"host_memory": profile.host_bytes_per_param * numel}
-        elif lane == "device":
-            needs = {"device_memory": float(DEVICE_UPDATE_BYTES * numel)}
-        else:
-            link_bytes = plan.link_bytes(op)
-            needs = dict.fromkeys(("host_memory", "link", "device_memory"), float(link_bytes))
-        alone_s = profile.op_s(lane, numel=numel, link_bytes=link_bytes)
-        tasks.append(
-            Task(
-                name=f"{op.kind.value} {op.subgroup}",
-                lane=lane,
-                work_s=alone_s - profile.launch_s,
-                needs=needs,
-                launch_s=profile.launch_s,
-                waits=op.waits,
-                args={"op": op.index, "link_bytes": link_bytes},
-            )
+    lane = op.kind.lane.value
+    if lane == "host":
+        needs = {"host_memory": profile.host_bytes_per_param * numel}
+    elif lane == "device":
+        needs = {"device_memory": float(DEVICE_UPDATE_BYTES * numel)}
+    else:
+        needs = dict.fromkeys(("host_memory", "link", "device_memory"), float(link_bytes))
+    return Task(
+        name=f"{op.kind.value} {op.subgroup}",
+        lane=lane,
+        work_s=profile.op_s(lane, numel=numel, link_bytes=link_bytes) - profile.launch_s,
+        needs=needs,
+        launch_s=profile.launch_s,
+        waits=waits,
+        args={"op": op.index, "link_bytes": link_bytes},
+    )
+
+
+def tasks_of(plan: Plan, profile: NodeProfile) -> list[Task]:
+    """The ops of a plan as tasks, one each and in its order."""
+    return [
+        task_of(
+            op,
+            profile,
+            numel=plan.sizes[op.subgroup].numel,
+            link_bytes=plan.link_bytes(op),
+            waits=op.waits,
         )
-    return tasks
+        for op in plan.ops
+    ]
 
 
 def simulate(plan: Plan, profile: NodeProfile) -> list[Span]:

@@ -1,45 +1,67 @@
-"""A virtual clock: ops take the time that a profile gives them, and touch no memory."""
+"""A virtual clock: ops take the time that the performance model gives them, and touch no memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dos.config import Pace
 from dos.execute.backend import Event, Interval, Stream
 from dos.plan import Lane, Op
+from dos.trace import Span
+from perfmodel.model import Task, run
+from perfmodel.profile import NodeProfile
+from perfmodel.timeline import capacities, task_of
+
+
+class _Step:
+    """The ops of one step as the model's tasks, in the order of issue.
+
+    What runs beside an op, and so when it ends, is known once all are issued.
+    """
+
+    def __init__(self, profile: NodeProfile) -> None:
+        self.profile, self.tasks = profile, list[Task]()
+        self._spans: list[Span] = []
+
+    def interval(self, index: int) -> Interval:
+        if len(self._spans) < len(self.tasks):
+            self._spans = run(self.tasks, capacities(self.profile))
+        return Interval(self._spans[index].start_s, self._spans[index].end_s)
 
 
 class SimulatedEvent:
     """An op of a simulated step, over as soon as it is issued."""
 
-    def __init__(self, interval: Interval) -> None:
-        self._interval = interval
+    def __init__(self, step: _Step) -> None:
+        self.index, self._step = len(step.tasks), step
 
     def done(self) -> bool:
         """Always true."""
         return True
 
     def wait(self) -> Interval:
-        """When the op runs on the virtual clock; never blocks."""
-        return self._interval
+        """When the op runs on the virtual clock, beside what was issued so far; never blocks."""
+        return self._step.interval(self.index)
 
 
 class SimulatedStream:
-    """A lane that only keeps time."""
+    """A lane that only notes what it is given."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace, self._free_s = pace, 0.0
+    def __init__(self, step: _Step) -> None:
+        self._step, self._waits = step, set[int]()
 
     def wait(self, event: Event) -> None:
-        """Let everything that `run` is given later start after `event`."""
-        self._free_s = max(self._free_s, event.wait().end_s)
+        """Let everything that `run` is given later start after `event`, of the same step."""
+        assert isinstance(event, SimulatedEvent), "no other clock has this one's times"
+        self._waits.add(event.index)
 
     def run(self, op: Op, link_bytes: int, numel: int, work: Callable[[], None]) -> SimulatedEvent:
-        """Give `op` its time on this lane; `work` is not run."""
-        start_s = self._free_s
-        op_s = self._pace.op_s(op.kind.lane.value, numel=numel, link_bytes=link_bytes)
-        self._free_s = start_s + op_s
-        return SimulatedEvent(Interval(start_s, self._free_s))
+        """Note `op`; `work` is not run."""
+        waits, self._waits = tuple(sorted(self._waits)), set()
+        event = SimulatedEvent(self._step)
+        self._step.tasks.append(
+            task_of(op, self._step.profile, numel=numel, link_bytes=link_bytes, waits=waits)
+        )
+        return event
 
 
 class SimulatedBackend:
@@ -47,9 +69,9 @@ class SimulatedBackend:
 
     time_scale = 1.0
 
-    def __init__(self, pace: Pace) -> None:
-        self.label = f"simulation of {getattr(pace, 'name', 'a node')}"
-        self._pace = pace
+    def __init__(self, profile: NodeProfile) -> None:
+        self.label = f"simulation of {profile.name}"
+        self._profile = profile
         self._streams: dict[Lane, Stream] = {}
 
     @property
@@ -59,7 +81,8 @@ class SimulatedBackend:
 
     def begin(self) -> float:
         """Set the clock to zero."""
-        self._streams = {lane: SimulatedStream(self._pace) for lane in Lane}
+        step = _Step(self._profile)
+        self._streams = {lane: SimulatedStream(step) for lane in Lane}
         return 0.0
 
     def join(self, events: Sequence[Event]) -> None:

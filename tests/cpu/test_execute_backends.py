@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dos import ConfigError, DOSOptimizer, VirtualDevice
 from dos.execute import worker
@@ -22,6 +25,7 @@ from dos.execute.virtual import VirtualBackend
 from dos.execute.worker import HostBackend
 from dos.plan import Op, SubgroupSize, UpdatePlan, build
 from perfmodel.profile import H100_NODE, NodeProfile
+from perfmodel.timeline import simulate
 
 # Every op takes 1 to 3 ms: 0.5 ms of launch and the rest for its bytes or parameters.
 SLOW = NodeProfile(
@@ -256,6 +260,23 @@ def test_simulation_is_deterministic() -> None:
     plan = build([SubgroupSize(10 + i, 20, 20) for i in range(12)], stride=2, resident_ratio=0.25)
     spans = [run(plan, SimulatedBackend(H100_NODE)).spans() for _ in range(2)]
     assert spans[0] == spans[1]
+
+
+@given(
+    st.lists(st.integers(10_000, 10_000_000), max_size=12),
+    st.sampled_from([1, 1.5, 2, 3, "host"]),
+    st.sampled_from([0, 0.25]),
+)
+def test_a_simulated_run_is_what_the_model_says_of_its_plan(
+    numels: list[int], stride: float | str, residents: float
+) -> None:
+    """Also where ops share what there is: each span, from an interpreter and from the plan."""
+    node = replace(H100_NODE, host_memory_bytes_per_s=80e9, link_bytes_per_s=90e9)
+    sizes = [SubgroupSize(n, 2 * n, 2 * n) for n in numels]
+    plan = build(sizes, stride=stride, resident_ratio=residents)
+    ran = [(s.start_s, s.end_s) for s in run(plan, SimulatedBackend(node)).spans()]
+    predicted = [(s.start_s, s.end_s) for s in simulate(plan, node)]
+    assert ran == [pytest.approx(span) for span in predicted]
 
 
 def test_every_simulated_step_starts_at_zero() -> None:
