@@ -65,15 +65,22 @@ def calibrate(
         _check_output(output, cached=isinstance(measured, torch.device))
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("", total=1.0)
-            found = measure(
-                measured,
-                directory=disk,
-                threads=threads,
-                quick=quick,
-                progress=lambda stage, share: progress.update(
-                    task, description=stage, completed=share
-                ),
-            )
+            try:
+                found = measure(
+                    measured,
+                    directory=disk,
+                    threads=threads,
+                    quick=quick,
+                    progress=lambda stage, share: progress.update(
+                        task, description=stage, completed=share
+                    ),
+                )
+            except RuntimeError as error:  # no memory or no threads left, for one
+                raise ConfigError(
+                    f"the host's update could not be measured: {error}",
+                    where="this machine",
+                    fix="free memory and threads, or give fewer --threads",
+                ) from error
         if output is not None:
             found.profile.save(output)
         written = output or write_cache(found.profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from perfmodel.planned import planner_for
 from perfmodel.profile import H100_NODE, NodeProfile
 from perfmodel.solve import Limits, Option, Solution, Space, best_stride, judge, solve
 
+PROFILES = Path(__file__).parents[2] / "experiments" / "profiles"
 GIB = 2**30
 SHARED = replace(H100_NODE, host_memory_bytes_per_s=90e9)
 HOST_ONLY = replace(H100_NODE, h2d_bytes_per_s=None, d2h_bytes_per_s=None, device_params_per_s=None)
@@ -80,6 +82,19 @@ def test_a_faster_resource_never_gives_a_slower_optimum_where_memory_is_shared(r
     ]
     times = [best_stride(node, planner, Limits(), shape).step_s for node in nodes]
     assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("count", [6, 14])
+def test_a_faster_link_costs_little_where_its_copies_slow_the_host(count: int) -> None:
+    """Copies that run faster take memory from the host's update beside them: 1.4% was seen."""
+    node = NodeProfile.load(PROFILES / "h100.json")
+    planner, shape = planner_for(count * 10_000_000), Option(10_000_000, "host", "0", 2, 2)
+    ways = ("h2d_bytes_per_s", "d2h_bytes_per_s")
+    times = []
+    for factor in (1.07**i for i in range(-8, 16)):
+        faster = replace(node, **{way: factor * getattr(node, way) for way in ways})
+        times.append(best_stride(faster, planner, Limits(), shape).step_s)
+    assert all(after <= 1.02 * before for before, after in itertools.pairwise(times))
 
 
 def test_more_device_memory_never_gives_a_slower_step() -> None:
