@@ -187,10 +187,11 @@ class DeviceArrays:
 
 
 class HostArrays:
-    """p, m, v in fp32, g and w in bf16, in a slab from `offset_bytes` on."""
+    """p, m, v in fp32, g and w in bf16, in a slab from its start on."""
 
-    def __init__(self, slab: Slab, numel: int, offset_bytes: int = 0) -> None:
+    def __init__(self, slab: Slab, numel: int) -> None:
         self.numel, self.at = numel, {}
+        offset_bytes = 0
         for name, itemsize in (("p", 4), ("m", 4), ("v", 4), ("g", 2), ("w", 2)):
             self.at[name] = slab.address + offset_bytes
             if name in "pg":  # a processor may write whole lines of zeros without moving them

@@ -88,10 +88,6 @@ class Plan(Protocol):
         """What an op moves over the link; 0 for an update."""
         ...
 
-    def memory(self) -> PlanBytes:
-        """What the plan needs."""
-        ...
-
 
 def capacities(profile: NodeProfile) -> dict[str, float]:
     """Bytes per second of each resource that ops share; what the profile lacks never limits."""
