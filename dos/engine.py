@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -30,7 +29,7 @@ from dos.sending import GradientSender
 from dos.shards import count_write, local_of
 from dos.state import OptimizerState, pieces_of, requirement, size_of
 from dos.stride import AutoStride, DeviceMemory, Stride, slot_bytes
-from dos.stride_profile import auto_stride
+from dos.stride_profile import auto_stride, warn_without_effect
 
 _PLANS_KEPT = 16
 """Plans kept for reuse: one per stride, subgroups without a gradient, and gradients sent."""
@@ -48,6 +47,8 @@ class UpdateEngine:
         parameters: what is trained, dense, all on one device.
         groups: the param group of each.
         config: options.
+        placed: the caller puts gradients where they are used and keeps masters right: nothing is
+            sent, no weight is or is compared with its master, no subgroup has two parameters.
 
     Attributes:
         plan: the plan of a step in which every subgroup has a gradient.
@@ -59,9 +60,14 @@ class UpdateEngine:
     """
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], groups: Sequence[int], config: DOSConfig
+        self,
+        parameters: Sequence[torch.Tensor],
+        groups: Sequence[int],
+        config: DOSConfig,
+        *,
+        placed: bool = False,
     ) -> None:
-        self._config = config
+        self._config, self._placed = config, placed
         self._parameters: list[torch.Tensor] = []
         self._subgroups: list[Subgroup] = []
         self._sizes: tuple[SubgroupSize, ...] = ()
@@ -81,13 +87,13 @@ class UpdateEngine:
             self._auto = None
             self._stride = config.stride
             if host_parameters:
-                _warn_without_effect(config)
+                warn_without_effect(config)
             elif self._stride == "auto":
                 self._auto = auto_stride(config, parameters[0].device, self._threads)
             self.state = OptimizerState(self._device, any_stride=self._auto is not None)
             # Where gradients lie in host memory already, there is nothing to send.
             self.sender: GradientSender | None = None
-            if self._device is not None:
+            if self._device is not None and not placed:
                 self.sender = GradientSender(self._device, release=config.release_grads)
                 cleanup.callback(self.sender.close)
             self._cleanup = cleanup
@@ -138,17 +144,21 @@ class UpdateEngine:
             self._config.subgroup_size,
             first_parameter=len(self._parameters),
             first_subgroup=len(self._subgroups),
+            apart=self._placed,
         )
         pieces = [
             pieces_of(
                 subgroup,
                 everything,
-                host_parameters=self._device is None,
+                host_parameters=self._device is None and not self._placed,
                 widen=self._config.wire == "fp32",
             )
             for subgroup in subgroups
         ]
-        sizes = (*self._sizes, *(size_of(its, everything) for its in pieces))
+        added = [size_of(its, everything) for its in pieces]
+        if self._placed:
+            added = [replace(size, grad_bytes=0) for size in added]
+        sizes = (*self._sizes, *added)
         if self._stride == "auto" and self._auto is not None:
             self._stride = self._auto.first(partial(self._sent_plan, sizes))
         plan = self._build(self._stride, sizes, frozenset())
@@ -203,7 +213,10 @@ class UpdateEngine:
             )
 
     def step(
-        self, grads: Sequence[torch.Tensor | None], scalars: Sequence[AdamScalars | None]
+        self,
+        grads: Sequence[torch.Tensor | None],
+        scalars: Sequence[AdamScalars | None],
+        placed: Mapping[Piece, torch.Tensor] | None = None,
     ) -> StepRecord:
         """Update every parameter that has a gradient, and count its step.
 
@@ -212,12 +225,14 @@ class UpdateEngine:
         Args:
             grads: per parameter, its gradient here in its own memory order, 1-D, or None.
             scalars: per parameter with a gradient, the scalars of its group and step count.
+            placed: gradients of pieces that lie elsewhere than in `grads`.
 
         Raises:
             ConfigError: an earlier step failed half-way, so that the state is of two steps.
         """
         self.check_whole("step")
-        self.state.fill_masters()
+        if not self._placed:
+            self.state.fill_masters()
         absent = frozenset(
             subgroup.index
             for subgroup in self._subgroups
@@ -227,7 +242,7 @@ class UpdateEngine:
         arrived, backward = frozenset[int](), NO_BACKWARD
         if self.sender is not None:
             arrived, backward = self.sender.settle(grads)
-        inputs = StepInputs(weights, grads, scalars, arrived)
+        inputs = StepInputs(weights, grads, scalars, arrived, placed or {})
         work = StepWork(
             self.state.subgroups,
             self.state.staging,
@@ -247,7 +262,8 @@ class UpdateEngine:
                 self.state.steps[index] += 1
                 # A weight changed between forward and backward is then an error, as in torch.
                 count_write(self._parameters[index])
-        self.state.remember_weights()
+        if not self._placed:
+            self.state.remember_weights()
         if self._auto is not None:
             self._choose_stride(self._auto, record)
         return record
@@ -264,8 +280,8 @@ class UpdateEngine:
         with torch.inference_mode(False):  # see __init__
             self.state.restage(plan)
         self._stride, self.plan = stride, plan
-        assert self.sender is not None, "host parameters have no stride"
-        self.sender.redirect(self.state.subgroups, plan.placement, self.state.staging)
+        if self.sender is not None:
+            self.sender.redirect(self.state.subgroups, plan.placement, self.state.staging)
 
     def _choose_stride(self, auto: AutoStride, record: StepRecord) -> None:
         assert self._device is not None, "host parameters have no stride"
@@ -331,13 +347,4 @@ class UpdateEngine:
             resident_ratio=self._config.resident_ratio,
             slots=self._config.device_slots,
             absent=absent,
-        )
-
-
-def _warn_without_effect(config: DOSConfig) -> None:
-    if config.stride not in ("auto", "host") or config.resident_ratio:
-        warnings.warn(
-            f"the parameters are in host memory, so stride={config.stride} and "
-            f"resident_ratio={config.resident_ratio} have no effect",
-            stacklevel=5,
         )

@@ -289,7 +289,7 @@ def _home(
         state = [device.empty(numel, torch.float32).zero_() for numel in numels]
     else:
         state = [leases[kind, index].tensor(torch.float32) for kind in _KINDS]
-        if _has_lease(plan, index, any_stride):
+        if _has_lease(plan, index, any_stride) and plan.sizes[index].grad_bytes:
             lease = pool.gradient(plan.sizes[index].grad_bytes, f"gradient of subgroup {index}")
             grad = lease.tensor(torch.uint8)
     return SubgroupMemory(pieces, state[0], state[1], state[2], grad)

@@ -152,6 +152,11 @@ class AutoStride:
         self._fits = True
         self._stride: Stride | None = None
 
+    @property
+    def profile(self) -> NodeProfile:
+        """The rates that it goes by now."""
+        return self._profile
+
     def first(self, planner: StridePlanner) -> Stride:
         """The stride to begin with.
 

@@ -95,3 +95,13 @@ def _measured(device: torch.device, pool: ThreadPool) -> NodeProfile:
     kept = f"kept in {path}" if path else "not kept: the cache cannot be written"
     logger.info("the machine was measured in %.1f s, %s", took_s, kept)
     return profile
+
+
+def warn_without_effect(config: DOSConfig) -> None:
+    """Say that a stride or residents were asked for where parameters are in host memory."""
+    if config.stride not in ("auto", "host") or config.resident_ratio:
+        warnings.warn(
+            f"the parameters are in host memory, so stride={config.stride} and "
+            f"resident_ratio={config.resident_ratio} have no effect",
+            stacklevel=5,
+        )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -102,13 +102,14 @@ class StepInputs:
     `weights` and `grads` are 1-D and in the memory order of the parameter; scalars are None
     where the parameter is not updated this step. The gradients of `arrived` parameters lie in
     the gradient leases already, as far as the host needs them; a grad may be None where the
-    device does not need it either.
+    device does not need it either. A piece in `placed` takes its gradient from there.
     """
 
     weights: Sequence[torch.Tensor]
     grads: Sequence[torch.Tensor | None]
     scalars: Sequence[AdamScalars | None]
     arrived: Collection[int] = ()
+    placed: Mapping[Piece, torch.Tensor] = field(default_factory=dict)
 
 
 class StepWork:
@@ -157,6 +158,8 @@ class StepWork:
                 yield piece, weight[piece.start : piece.stop], scalars
 
     def _grad(self, piece: Piece) -> torch.Tensor:
+        if piece in self._inputs.placed:
+            return self._inputs.placed[piece]
         grad = self._inputs.grads[piece.parameter]
         assert grad is not None, f"parameter {piece.parameter} has no gradient here"
         return grad[piece.start : piece.stop]

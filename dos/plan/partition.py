@@ -56,6 +56,7 @@ def partition(
     *,
     first_parameter: int = 0,
     first_subgroup: int = 0,
+    apart: bool = False,
 ) -> tuple[Subgroup, ...]:
     """Cut parameters, in their order, into subgroups of `subgroup_size` elements.
 
@@ -70,6 +71,7 @@ def partition(
         groups: param group of each parameter.
         subgroup_size: elements per subgroup, at least 1.
         first_parameter, first_subgroup: where to begin counting.
+        apart: no subgroup holds parts of two parameters.
     """
     assert subgroup_size >= 1, subgroup_size
     if subgroup_size >= PAGE_ELEMENTS:
@@ -84,7 +86,7 @@ def partition(
             segment = Segment(parameter, group, start, min(numel, start + room))
             filling.append(segment)
             start, room = segment.stop, room - segment.numel
-            if room == 0:
+            if room == 0 or (apart and start == numel):
                 done.append(Subgroup(first_subgroup + len(done), tuple(filling)))
                 filling, room = [], subgroup_size
     if filling:
