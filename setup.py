@@ -107,6 +107,7 @@ if __name__ == "__main__":  # scripts/native_tests.py reads the flags above
             "dos.checkpoint",
             "dos.doctor",
             "dos.execute",
+            "dos.integrations",
             "dos.kernels",
             "dos.kernels.gpu",
             "dos.memory",

@@ -17,6 +17,7 @@ _HOME = {
     "register_ddp": "dos.ddp",
     "DOSError": "dos.errors",
     "ConfigError": "dos.errors",
+    "IntegrationError": "dos.errors",
     "PlanError": "dos.errors",
     "PoolError": "dos.errors",
     "IntegrityError": "dos.errors",
@@ -31,11 +32,13 @@ __all__ = [
     "DOSError",
     "DOSOptimizer",
     "FormatError",
+    "IntegrationError",
     "IntegrityError",
     "PlanError",
     "PoolError",
     "VirtualDevice",
     "register_ddp",
+    "register_deepspeed",
 ]
 
 if TYPE_CHECKING:
@@ -46,11 +49,31 @@ if TYPE_CHECKING:
         ConfigError,
         DOSError,
         FormatError,
+        IntegrationError,
         IntegrityError,
         PlanError,
         PoolError,
     )
     from dos.optimizer import DOSOptimizer
+
+
+def register_deepspeed() -> None:
+    """Let DeepSpeed configurations switch this library on: the section "deep_optimizer_states".
+
+    Call it before `deepspeed.initialize`. See `dos.integrations.deepspeed_zero3.register`.
+
+    Raises:
+        IntegrationError: DeepSpeed is not installed, or not as known.
+    """
+    try:
+        import_module("deepspeed")
+    except ImportError as error:
+        raise import_module("dos.errors").IntegrationError(
+            f"DeepSpeed cannot be imported: {error}",
+            where="register_deepspeed",
+            fix="pip install 'deep-optimizer-states[deepspeed]'",
+        ) from error
+    import_module("dos.integrations.deepspeed_zero3").register()
 
 
 def __getattr__(name: str) -> object:

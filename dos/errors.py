@@ -34,6 +34,10 @@ class ConfigError(DOSError):
     """An option, a parameter or a param group cannot be used."""
 
 
+class IntegrationError(DOSError):
+    """Another library cannot be worked with: its version, its settings, or its state."""
+
+
 class NonFiniteError(DOSError, RuntimeError):
     """A norm of gradients is infinite or NaN, and the caller asked to be told."""
 

@@ -1,0 +1,1 @@
+"""What works this library into others: DeepSpeed ZeRO-3."""
