@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-crash test-arm sanitize lint gpu-wheels gpu-check clean
+.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint gpu-wheels gpu-check clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -25,6 +25,10 @@ test-slow: ## the slow tests only
 test-crash: ## three hundred saves killed at random, and every other test of crashes
 	@$(SETUP) test
 	@$(RUN) -m pytest $(PYTEST_FLAGS) -m "slow or not slow" tests/crash
+
+test-deepspeed: ## the integration tests on the oldest, a middle and the pinned DeepSpeed
+	@$(SETUP) test
+	@$(RUN) -m scripts.deepspeed_versions $(ARGS)
 
 test-arm: ## the native tests as AArch64 runs them, under qemu
 	@$(SETUP) arm
@@ -48,6 +52,6 @@ gpu-check: ## tests/gpu and the GPU benchmark by $(PYTHON) as it is; prints one 
 	@$(PYTHON) -m scripts.gpu_check check
 
 clean: ## remove .venv and everything that was built
-	@rm -rf .venv .gpu-check wheels build dist *.egg-info kernels/*.so
+	@rm -rf .venv .deepspeed .gpu-check wheels build dist *.egg-info kernels/*.so
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,67 @@
+"""Universal checkpoints: written by one number of ranks, loaded by another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from deepspeed.checkpoint.ds_to_universal import main as ds_to_universal
+
+from tests.integration.scenarios_state import full_state
+from tests.integration.training import MIXED, Job, train
+
+
+def _folder() -> Path:
+    return Path(os.environ["DOS_TEST_FOLDER"])
+
+
+def write() -> dict[str, Any]:
+    """Train, save, convert."""
+    job = Job(options=MIXED, groups=True, scheduler=True, steps=5)
+    engine = job.engine()
+    train(engine, job)
+    engine.save_checkpoint(str(_folder()), tag="rigid")
+    state, groups = full_state(engine), _hyperparameters(engine)
+    engine.destroy()
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        ds_to_universal(
+            SimpleNamespace(
+                input_folder=str(_folder() / "rigid"),
+                output_folder=str(_folder() / "universal"),
+                num_extract_workers=1,
+                num_merge_workers=1,
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=False,
+            )
+        )
+    torch.distributed.barrier()
+    return {"state": state, "groups": groups}
+
+
+def read() -> dict[str, Any]:
+    """Load what `write` has left, and train on."""
+    job = Job(
+        options={**MIXED, "stride": 1.5},
+        groups=True,
+        scheduler=True,
+        steps=2,
+        extra={"checkpoint": {"load_universal": True}},
+    )
+    engine = job.engine()
+    engine.load_checkpoint(str(_folder()), tag="universal")
+    state, groups = full_state(engine), _hyperparameters(engine)
+    log = train(engine, job, first_step=5)
+    engine.destroy()
+    return {"state": state, "groups": groups, "log": log}
+
+
+def _hyperparameters(engine: Any) -> list[dict[str, Any]]:
+    return [
+        {key: group[key] for key in ("lr", "betas", "eps", "weight_decay")}
+        for group in engine.optimizer.param_groups
+    ]
