@@ -154,6 +154,7 @@ def compare(params: int, width: int, rounds: int, ours: Json, rivals: dict[str, 
         found |= ratios(running[name], mine, name)
     for name, rival in running.items():
         found[f"{name}_step_s"] = round(statistics.median(rival.step_s), 6)
+        found[f"{name}_step_least_s"] = round(min(rival.step_s), 6)
         found[f"{name}_iteration_s"] = round(statistics.median(rival.iteration_s), 6)
         rival.engine.destroy()
     return {**found, "rounds": rounds, "label": str(mine.engine.device)}
