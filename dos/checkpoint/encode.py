@@ -65,6 +65,7 @@ class Encoder:
         self.pieces: dict[str, list[Node]] = {}
         self._seen: dict[int, Leaf] = {}
         self._in_key = False
+        self._depth = 0
         self._encoders: dict[type, Callable[[Any, str], Node]] = {
             dict: self._dict,
             list: self._items("list"),
@@ -96,12 +97,17 @@ class Encoder:
             FormatError: something that cannot be saved, with its path and class.
         """
         encoder = self._encoders.get(type(value))
-        if encoder is not None:
-            if path.count("/") > DEPTH:
-                raise RecursionError
-            return encoder(value, path)
-        encoded = encode_value(value)
-        return encoded[0] if encoded else self._other(value, path)
+        if encoder is None:
+            encoded = encode_value(value)
+            if encoded:
+                return encoded[0]
+            encoder = self._other
+        if self._depth > DEPTH:
+            raise RecursionError
+        self._depth += 1
+        node = encoder(value, path)
+        self._depth -= 1
+        return node
 
     def _leaf(self, value: Any, path: str) -> Node:
         if self._in_key:

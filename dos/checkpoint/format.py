@@ -17,6 +17,7 @@ import xxhash
 
 from dos.checkpoint.dtypes import ITEM_BYTES
 from dos.checkpoint.paths import RESERVED
+from dos.checkpoint.strides import DIMENSIONS
 from dos.errors import FormatError, IntegrityError
 
 FORMAT = "dos-checkpoint"
@@ -217,7 +218,9 @@ def check_version(format_name: object, version: object, where: str) -> None:
 def _entry(said: dict[str, Any]) -> Entry:
     shape, (begin, end) = tuple(said["shape"]), said["data_offsets"]
     numbers = (*shape, begin, end)
-    if len(said) != 3 or not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+    if len(said) != 3 or len(shape) > DIMENSIONS:
+        raise ValueError(f"entry {str(said)[:200]}")
+    if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
         raise ValueError(f"entry {said!r}")
     if math.prod(shape) * ITEM_BYTES[said["dtype"]] != end - begin:
         raise ValueError(f"entry {said!r} has another size than its shape")

@@ -8,13 +8,13 @@ from typing import Any
 
 from dos.checkpoint.encode import key_path
 from dos.checkpoint.objects import Node
-from dos.checkpoint.opened import Opened, OpenedFile
+from dos.checkpoint.opened import Opened
 from dos.checkpoint.paths import component, join
 from dos.checkpoint.reader import resolve
-from dos.checkpoint.specs import make_spec
+from dos.checkpoint.specs import Spec, make_spec
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.wholes import find_wholes
-from dos.errors import FormatError
+from dos.errors import DOSError, FormatError
 
 # Where in a node its children stand.
 _MAPPINGS = {
@@ -48,22 +48,19 @@ def inspect(path: str | os.PathLike[str], *, storage: Storage | None = None) -> 
         tensors: list[dict[str, Any]] = []
         objects: list[dict[str, Any]] = []
         for file in opened.files:
-            for at, node in leaf_nodes(file):
-                if is_tensor(node):
-                    told = node[1] if node else {}
-                    spec = make_spec(at, told, file.header.entries, wholes)
-                    tensors.append(
-                        {
-                            "name": at,
-                            "file": file.name,
-                            "type": str(spec.dtype).removeprefix("torch."),
-                            "shape": list(spec.shape),
-                            "bytes": spec.n_bytes,
-                            **({"view_of": spec.name} if "entry" in told else {}),
-                        }
-                    )
-                else:
-                    objects.append({"name": at, "file": file.name, **_described(node)})
+            try:
+                for at, node in _walk(file.index.said["tree"], ""):
+                    listed = {"name": at, "file": file.name}
+                    if isinstance(node, list) and (not node or node[0] == "t"):
+                        told = node[1] if node else {}
+                        spec = make_spec(at, told, file.header.entries, wholes)
+                        tensors.append({**listed, **_tensor(spec, told)})
+                    else:
+                        objects.append({**listed, **_described(node)})
+            except DOSError:
+                raise
+            except Exception as error:  # a tree may say anything
+                raise FormatError(f"malformed tree: {error!r:.200}", where=file.name) from error
         files = [
             {
                 "name": file.name,
@@ -81,24 +78,8 @@ def inspect(path: str | os.PathLike[str], *, storage: Storage | None = None) -> 
         }
 
 
-def leaf_nodes(file: OpenedFile) -> Iterator[tuple[str, Node]]:
-    """Paths and nodes of all that has no children.
-
-    Raises:
-        FormatError: the tree is malformed.
-    """
-    try:
-        yield from _walk(file.index.said["tree"], "")
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise FormatError(f"malformed tree: {error!r}", where=file.name) from error
-
-
-def is_tensor(node: Node) -> bool:
-    """Does the node of a leaf tell of a tensor or array?"""
-    return isinstance(node, list) and (not node or node[0] == "t")
-
-
 def _walk(node: Node, path: str) -> Iterator[tuple[str, Node]]:
+    """Paths and nodes of all that has no children."""
     body = None
     if isinstance(node, dict):
         body = node
@@ -115,6 +96,15 @@ def _walk(node: Node, path: str) -> Iterator[tuple[str, Node]]:
     else:
         for key, child in body:
             yield from _walk(child, join(path, key_path(key)))
+
+
+def _tensor(spec: Spec, told: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": str(spec.dtype).removeprefix("torch."),
+        "shape": list(spec.shape),
+        "bytes": spec.n_bytes,
+        **({"view_of": spec.name} if "entry" in told else {}),
+    }
 
 
 def _described(node: Node) -> dict[str, Any]:

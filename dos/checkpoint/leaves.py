@@ -221,8 +221,19 @@ def _check_fits(path: str, spec: Spec, target: Any) -> None:
             where=text_of(path),
             fix="give a tensor of the same dtype and shape, or leave it out of `into`",
         )
-    if isinstance(target, np.ndarray) and not target.flags.writeable:
-        raise FormatError("the array to read into is read-only", where=text_of(path))
+    if isinstance(target, np.ndarray):
+        takes = target.flags.writeable
+    else:
+        takes = target.layout == torch.strided and not target.is_meta
+        takes = takes and all(
+            n < 2 or step for n, step in zip(target.shape, target.stride(), strict=True)
+        )
+    if not takes:
+        raise FormatError(
+            "it cannot be read into what is read-only, sparse, expanded or without memory",
+            where=text_of(path),
+            fix="give a dense tensor with memory of its own, or leave it out of `into`",
+        )
 
 
 def _direct_address(spec: Spec, target: Any) -> int | None:

@@ -77,6 +77,8 @@ def parse_manifest(text: bytes, where: str) -> list[FileRecord]:
     """
     try:
         said: Any = json.loads(text) if len(text) <= _LIMIT_BYTES else None
+        if said["format"] == FORMAT and type(said["version"]) is int and said["version"] > VERSION:
+            check_version(FORMAT, said["version"], where)
         checkpoint_id = check_id(said["id"])
         sound = sealed_digest(text, 0, _PREFIX, FileId(checkpoint_id, 0, 0)) is not None
         if not sound and said["version"] == VERSION:

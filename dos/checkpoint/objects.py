@@ -145,8 +145,10 @@ def _decode_path(name: str, text: str) -> pathlib.PurePath:
 
 
 def _decode_scalar(described: Node, text: str) -> Any:
-    data = base64.b64decode(text, validate=True)
-    return np.frombuffer(data, dtype_of(described), count=1)[0]
+    dtype, data = dtype_of(described), base64.b64decode(text, validate=True)
+    if not dtype.itemsize:  # an empty text
+        return np.zeros((), dtype)[()]
+    return np.frombuffer(data, dtype, count=1)[0]
 
 
 def _torch_attribute(kind: type) -> Callable[[str], Any]:
@@ -201,7 +203,7 @@ def dtype_of(described: Node) -> np.dtype[Any]:
     """
     try:
         dtype = np.lib.format.descr_to_dtype(_tuples(described))
-    except (ValueError, TypeError, KeyError, IndexError, SyntaxError) as error:
+    except Exception as error:  # whatever numpy says to it
         raise FormatError(f"{str(described)[:80]!r} is no numpy dtype: {error}") from error
     if dtype.hasobject:
         raise FormatError(f"the numpy dtype {str(described)[:80]!r} holds Python objects")

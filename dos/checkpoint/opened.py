@@ -173,7 +173,10 @@ class Opened:
 
 def read_range(queue: Queue, file: Any, offset: int, n_bytes: int, name: str) -> bytes:
     """Bytes from a block's start on. IntegrityError if they cannot be read."""
-    buffer = aligned_buffer(-(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+    try:
+        buffer = aligned_buffer(-(-n_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+    except (OSError, OverflowError) as error:
+        raise IntegrityError(f"no memory for {n_bytes:,} bytes of it", where=name) from error
     for number, begin in enumerate(range(0, len(buffer), _PART_BYTES)):
         queue.read(file, offset + begin, buffer[begin : begin + _PART_BYTES], number)
     check_read(queue.drain(), name)

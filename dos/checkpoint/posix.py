@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +15,9 @@ from dos.checkpoint.linux import BLOCK_BYTES, allocate, exchange, make_direct
 # Calls in a row that move nothing before a transfer is given up, and the pause between them.
 _ATTEMPTS = 1000
 _PAUSE_S = 0.001
+
+SMALL_FILE_BYTES = 64 << 20
+"""What `read_bytes` takes: a manifest, or less."""
 
 Completion = tuple[int, OSError | None]
 """A token, and why its read or write failed."""
@@ -108,7 +112,15 @@ class PosixFiles:
 
     def read_bytes(self, path: str) -> bytes:
         """See `Storage.read_bytes`."""
-        with open(path, "rb") as file:
+        # Not blocking, because a pipe of that name could be waited for without end.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+                raise OSError(number, "it is no file", path)
+            if status.st_size > SMALL_FILE_BYTES:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
             return file.read()
 
     def write_bytes(self, path: str, data: bytes) -> None:

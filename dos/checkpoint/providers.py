@@ -17,6 +17,7 @@ from dos.checkpoint.encode import Leaf
 from dos.checkpoint.objects import describe_dtype
 from dos.checkpoint.paths import RESERVED, ROOT_ENTRY, text_of
 from dos.checkpoint.sources import ArrayElements, Elements, Memory, Source
+from dos.checkpoint.strides import DIMENSIONS, is_dense, reach
 from dos.errors import FormatError
 
 
@@ -107,6 +108,12 @@ def _look(leaf: Leaf) -> _Look:
             where=text_of(leaf.path),
             fix="materialize the module before saving it, or leave the tensor out",
         )
+    if tensor.dim() > DIMENSIONS:
+        raise FormatError(
+            f"a tensor of {tensor.dim()} dimensions; at most {DIMENSIONS} can be saved",
+            where=text_of(leaf.path),
+            fix="reshape it",
+        )
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
     device = "cpu" if tensor.is_cpu else str(tensor.device)
     n_bytes = tensor.numel() * item_bytes
@@ -118,7 +125,7 @@ def _look(leaf: Leaf) -> _Look:
     if not in_order or 1 in shape or not n_bytes:
         strides = _unusual(shape, tuple(step * item_bytes for step in tensor.stride()), item_bytes)
         if strides and n_bytes:
-            end = first + _span(shape, strides)[1] + item_bytes
+            end = first + reach(shape, strides)[1] + item_bytes
     dtype = header_name(tensor.dtype)
     told: dict[str, Any] = {}
     if dtype is None:
@@ -150,7 +157,7 @@ def _look_at_array(leaf: Leaf, array: np.ndarray[Any, Any]) -> _Look:
     shape, item_bytes = array.shape, array.itemsize
     strides = _unusual(shape, array.strides, item_bytes)
     first = array.__array_interface__["data"][0]
-    low, high = _span(shape, array.strides)
+    low, high = reach(shape, array.strides)
     begin, end = (first + low, first + high + item_bytes) if array.nbytes else (0, 0)
     dtype = header_name_of_numpy(array.dtype)
     told: dict[str, Any] = {"numpy": describe_dtype(array.dtype)}
@@ -186,12 +193,6 @@ def _unusual(
     return ()
 
 
-def _span(shape: Sequence[int], strides_bytes: Sequence[int]) -> tuple[int, int]:
-    """Offsets of the lowest and the highest element from the first, in bytes."""
-    reach = [(n - 1) * step for n, step in zip(shape, strides_bytes, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
-
-
 def _overlapping(looks: Sequence[_Look]) -> list[list[_Look]]:
     """Groups whose live bytes overlap, in the order of their first leaf."""
     groups: list[list[int]] = []
@@ -222,7 +223,9 @@ def _covers(look: _Look, group: Sequence[_Look]) -> bool:
 
 
 def _is_dense(look: _Look) -> bool:
-    return look.n_bytes == look.end - look.begin and min(look.strides_bytes, default=0) >= 0
+    if not look.n_bytes:
+        return min(look.strides_bytes, default=0) >= 0
+    return is_dense(look.shape, look.strides_bytes, look.item_bytes)
 
 
 def _own(look: _Look, item_bytes: int) -> Extent:

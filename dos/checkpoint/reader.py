@@ -22,7 +22,7 @@ from dos.checkpoint.opened import Opened, OpenedFile
 from dos.checkpoint.paths import Globs
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.wholes import find_wholes
-from dos.errors import FormatError, IntegrityError
+from dos.errors import ConfigError, FormatError, IntegrityError
 
 Verify = bool | Literal["before"]
 
@@ -61,6 +61,10 @@ def load(
         IntegrityError: damaged bytes. Unless `verify` is "before", tensors of `into` may be
             partly overwritten if the message says so.
     """
+    if verify not in (True, False, "before"):
+        raise ConfigError(
+            f"there is no {verify!r}", where="verify", fix="use True, False or 'before'"
+        )
     storage = storage or make_storage()
     device = None if map_location is None else torch.device(map_location)
     targets = {} if into is None else _targets(into)

@@ -18,11 +18,9 @@ from dos.checkpoint.dtypes import (
 from dos.checkpoint.format import Entry
 from dos.checkpoint.objects import dtype_of
 from dos.checkpoint.paths import ROOT_ENTRY, text_of
+from dos.checkpoint.strides import DIMENSIONS, is_dense, reach
 from dos.checkpoint.wholes import Whole
 from dos.errors import FormatError
-
-_DIMENSIONS = 64
-"""At most; what numpy and torch agree on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def _make(
         if grad and not (dtype.is_floating_point or dtype.is_complex):
             raise ValueError(f"{dtype} cannot require a gradient")
     shape = _integers(told["shape"]) if "shape" in told else entry.shape
-    if len(shape) > _DIMENSIONS or any(n < 0 for n in shape):
+    if len(shape) > DIMENSIONS or any(n < 0 for n in shape):
         raise ValueError(f"shape {shape}")
     is_view = "offset" in told
     offset = told.get("offset", 0)
@@ -131,27 +129,21 @@ def _check_within(spec: Spec, entry: Entry, *, is_view: bool) -> None:
     if not is_view and spec.strides_bytes is not None:
         raise ValueError("strides of what is no view")
     if spec.order is not None and (
-        is_view or (size and _reach(spec.shape, spec.order, item_bytes) != (0, size))
-    ):  # so that no more memory is taken than was written
+        is_view or (size and not is_dense(spec.shape, spec.order, item_bytes))
+    ):  # so that no more memory is taken than was written, and none of it twice
         raise ValueError(f"order {spec.order} of {size} bytes")
     if is_view and 0 not in spec.shape:
         if spec.strides_bytes is None:
             low, high = 0, spec.n_bytes
         else:
-            low, high = _reach(spec.shape, spec.strides_bytes, item_bytes)
+            low, high = reach(spec.shape, spec.strides_bytes)
+            high += item_bytes
         if spec.offset + low < 0 or spec.offset + high > size:
             raise ValueError(f"it lies from {spec.offset + low} to {spec.offset + high} of {size}")
     if not spec.is_array and (entry.begin + spec.offset) % item_bytes and size:
         raise ValueError("its elements are not aligned")
     if not spec.is_array and spec.strides_bytes and min(spec.strides_bytes) < 0:
         raise ValueError("strides below zero")
-
-
-def _reach(
-    shape: tuple[int, ...], strides_bytes: tuple[int, ...], item_bytes: int
-) -> tuple[int, int]:
-    reach = [(n - 1) * step for n, step in zip(shape, strides_bytes, strict=True)]
-    return sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + item_bytes
 
 
 def _integers(said: Any) -> tuple[int, ...]:

@@ -145,7 +145,7 @@ class Storage(Protocol):
         """Is there anything of that name?"""
 
     def read_bytes(self, path: str) -> bytes:
-        """All of a small file."""
+        """All of a small file; an error for one above 64 MiB, or for what is no file."""
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Make or overwrite a small file; not durable by itself."""

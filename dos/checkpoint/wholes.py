@@ -12,6 +12,7 @@ import torch
 
 from dos.checkpoint.dtypes import torch_dtype
 from dos.checkpoint.opened import OpenedFile
+from dos.checkpoint.strides import DIMENSIONS
 from dos.errors import FormatError
 
 
@@ -55,16 +56,18 @@ def find_wholes(files: Sequence[OpenedFile]) -> dict[str, Whole]:
             for name, (path, start, shape) in said.items():
                 entry = opened.header.entries[name]
                 (numel,) = entry.shape
+                if type(path) is not str or type(start) is not int:
+                    raise TypeError(f"piece {name[:80]!r} of {path!r:.80} from {start!r:.80} on")
                 kinds[path].add((_checked_shape(shape), torch_dtype(entry.dtype)))
-                parts[path].append(Part(opened, name, int(start), numel))
+                parts[path].append(Part(opened, name, start, numel))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FormatError(f"malformed pieces: {error!r}", where=opened.name) from error
     return {path: _whole(path, found, kinds[path]) for path, found in parts.items()}
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:
-    if not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"shape {shape!r}")
+    if len(shape) > DIMENSIONS or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape):
+        raise ValueError(f"shape {str(shape)[:200]}")
     return tuple(shape)
 
 

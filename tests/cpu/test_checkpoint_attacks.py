@@ -42,10 +42,12 @@ def forge(
     change: Callable[[dict[str, Any]], None] = lambda header: None,
     data: bytes = bytes(BLOCK_BYTES),
     raw_index: bytes | None = None,
+    pieces: dict[str, Any] | None = None,
 ) -> Path:
     """A file all of whose checksums are right."""
     entries = entries or {"w": Entry("U8", (BLOCK_BYTES,), 0, BLOCK_BYTES)}
-    text = json.dumps({"tree": {"w": []} if tree is None else tree}).encode()
+    said = {"tree": {"w": []} if tree is None else tree, "pieces": pieces or {}}
+    text = json.dumps(said).encode()
     chunk_bytes = 4 << 20
     for _ in range(2):  # the header's length must be known for the seeds
         size = 16 + len(text) + 16
@@ -57,10 +59,10 @@ def forge(
         index = index_bytes(text, [digest]) if raw_index is None else raw_index
     seed = FILE_ID.seed(begin + index_at)
     header = sealed_header(draft, xxhash.xxh3_128_hexdigest(index, seed=seed), FILE_ID)
-    said = json.loads(header[8:])
-    said["__metadata__"]["header_digest"] = "0" * 32
-    change(said)
-    changed = json.dumps(said, separators=(",", ":")).encode().ljust(len(header) - 8)
+    told = json.loads(header[8:])
+    told["__metadata__"]["header_digest"] = "0" * 32
+    change(told)
+    changed = json.dumps(told, separators=(",", ":")).encode().ljust(len(header) - 8)
     header = seal(header[:8] + changed, 8, _PREFIX, FILE_ID)
     path = folder / "saved"
     path.mkdir()
