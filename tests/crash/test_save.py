@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import dos
 import dos.checkpoint
 from dos.checkpoint.commit import remove
+from dos.checkpoint.layout import lay_out
 from tests.crash.crashes import crash_everywhere, fail_everywhere, unneeded_steps
 from tests.crash.disk import SimulatedDisk
 from tests.crash.image import Image
@@ -79,7 +81,10 @@ def test_a_removal_leaves_a_whole_checkpoint_or_none() -> None:
 
 @pytest.mark.parametrize("before", [True, False])
 def test_latest_never_names_what_is_not_whole(before: bool) -> None:
-    def restore_latest(storage: Any, path: str) -> int:
+    def restore_latest(storage: Any, path: str) -> int | None:
+        """What `latest` names must be there and whole; without it there is nothing."""
+        if not storage.exists("/checkpoints/latest"):
+            return None
         return restore(storage, "/checkpoints")
 
     def save(storage: Any, path: str) -> None:
@@ -88,7 +93,37 @@ def test_latest_never_names_what_is_not_whole(before: bool) -> None:
     disk = SimulatedDisk()
     if before:
         save_number(1, latest=True)(disk, "/checkpoints/one")
+    assert crash_everywhere(save, restore_latest, PATH, before=disk.durable).faults == []
+    assert unneeded_steps(save, restore_latest, PATH, before=disk.durable) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_many_chunks_of_large_and_small_extents_survive_every_crash(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dos.checkpoint.layout.LARGE_BYTES", 8192)
+    monkeypatch.setattr("dos.checkpoint.saving.lay_out", partial(lay_out, chunk_bytes=4096))
+
+    def state_of(number: int) -> dict[str, Any]:
+        sizes = {"large": 3000, "larger": 2500 + 100 * number, "small": 7, "lesser": 300}
+        state: dict[str, Any] = {k: torch.full((n,), number) for k, n in sizes.items()}
+        return {**state, "objects": bytes([number]) * 5000, "turned": torch.ones(40, 30).t()}
+
+    def save(storage: Any, path: str, number: int = 2) -> None:
+        how = {"checkpoint_id": f"id{number}", "storage": storage}
+        dos.checkpoint.save(state_of(number), path, **how).result()
+
+    def restore_all(storage: Any, path: str) -> int:
+        found = dos.checkpoint.load(path, storage=storage)
+        number = int(found["small"][0])
+        for name, value in state_of(number).items():
+            assert torch.equal(found[name], value) if name != "objects" else found[name] == value
+        return number
+
+    disk = SimulatedDisk()
+    if before:
+        save(disk, PATH, 1)
     image = disk.durable if before else None
-    assert crash_everywhere(save, restore_latest, PATH, before=image).faults == []
-    if before:  # else nothing may be found until the end, by whichever step
-        assert unneeded_steps(save, restore_latest, PATH, before=image) == []
+    crashes = crash_everywhere(save, restore_all, PATH, before=image)
+    assert crashes.faults == []
+    assert crashes.different > 100
