@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
+from dos.checkpoint.format import FILE_NAME
 from dos.checkpoint.manifest import MANIFEST, FileRecord, manifest_bytes
-from dos.checkpoint.owner import release
+from dos.checkpoint.owner import clean_up
 from dos.checkpoint.storage import Storage
 from dos.errors import CheckpointError
 
@@ -21,21 +23,24 @@ def make_parents(storage: Storage, directory: str) -> None:
         return
     above = os.path.dirname(directory)
     make_parents(storage, above)
-    storage.mkdir(directory)
+    with suppress(FileExistsError):  # by another meanwhile
+        storage.mkdir(directory)
     storage.fsync_directory(above)
 
 
 def check_replaceable(storage: Storage, path: str) -> None:
-    """CheckpointError if what has the name is no checkpoint: it would be removed."""
-    if not storage.exists(path) or storage.exists(os.path.join(path, MANIFEST)):
+    """CheckpointError if what has the name is no checkpoint, or more: it would be removed."""
+    if not storage.exists(path):
         return
     try:
-        empty = not storage.listing(path)
+        names = storage.listing(path)
     except NotADirectoryError:
-        empty = False
-    if not empty:
+        names = [os.path.basename(path)]
+    others = [name for name in names if name != MANIFEST and not FILE_NAME.fullmatch(name)]
+    if others or (names and (MANIFEST not in names or len(names) == 1)):
+        what = f"{others[0]!r} in it is no part of one" if MANIFEST in names and others else ""
         raise CheckpointError(
-            "there is something of this name that is no checkpoint",
+            f"there is something of this name that is no checkpoint{what and ': '}{what}",
             where=path,
             fix="save under another name, or move it away",
         )
@@ -72,7 +77,7 @@ def commit(storage: Storage, partial: str, path: str, records: Sequence[FileReco
     else:
         storage.rename(partial, path)
     storage.fsync_directory(parent)
-    release(storage, partial)  # which by now is the old one, if there was one
+    clean_up(storage, partial)  # which by now is the old one, if there was one
 
 
 def remove(storage: Storage, path: str) -> None:

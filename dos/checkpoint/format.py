@@ -34,6 +34,9 @@ _HEADER_PREFIX = b'{"__metadata__":{"header_digest":"'
 _DIGEST_BYTES, _DIGEST_CHARS = 16, 32
 _ID = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
+FILE_NAME = re.compile(r"rank-[0-9]{5,}(-[0-9]+)?\.safetensors")
+"""What a file of a checkpoint is called."""
+
 
 class Entry(NamedTuple):
     """A name in the header: its element type, its shape, and its bytes in the data."""

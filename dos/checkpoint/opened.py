@@ -21,9 +21,11 @@ from dos.checkpoint.format import (
 from dos.checkpoint.manifest import MANIFEST, FileRecord, parse_manifest
 from dos.checkpoint.storage import Completion, Queue, Storage
 from dos.checkpoint.tuning import IoShape, shape_for
-from dos.errors import FormatError, IntegrityError
+from dos.errors import DOSError, FormatError, IntegrityError
 
 _PART_BYTES = 32 << 20
+_ATTEMPTS = 100
+"""To open a checkpoint that is replaced again and again."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +93,18 @@ class Opened:
         self.path, self.storage = path, storage
         self._shape = shape_for(path)
         self.files: list[OpenedFile] = []
-        try:
-            text = storage.read_bytes(os.path.join(path, MANIFEST))
-        except OSError as error:
-            raise FormatError(
-                f"no checkpoint: its manifest cannot be read: {error.strerror}",
-                where=path,
-                fix="give the directory that `save` was given; one without manifest is unfinished",
-            ) from error
-        records = parse_manifest(text, os.path.join(path, MANIFEST))
-        self.checkpoint_id = records[0].file_id.checkpoint_id
-        queue = storage.queue(depth=2)
-        try:
-            for record in records:
-                self.files.append(self._open(record, queue))
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            queue.close()
+        text = self._manifest()
+        for _ in range(_ATTEMPTS):
+            try:
+                self._open_all(text)
+                return
+            except DOSError as error:
+                # A file of another checkpoint is no damage where a save took its place meanwhile.
+                before, text = text, self._manifest()
+                if text == before:
+                    raise
+                failed = error
+        raise failed
 
     def __enter__(self) -> Opened:
         return self
@@ -127,6 +122,29 @@ class Opened:
         for opened in self.files:
             self.storage.close(opened.file)
         self.files = []
+
+    def _manifest(self) -> bytes:
+        try:
+            return self.storage.read_bytes(os.path.join(self.path, MANIFEST))
+        except OSError as error:
+            raise FormatError(
+                f"no checkpoint: its manifest cannot be read: {error.strerror}",
+                where=self.path,
+                fix="give the directory that `save` was given; one without manifest is unfinished",
+            ) from error
+
+    def _open_all(self, manifest: bytes) -> None:
+        records = parse_manifest(manifest, os.path.join(self.path, MANIFEST))
+        self.checkpoint_id = records[0].file_id.checkpoint_id
+        queue = self.storage.queue(depth=2)
+        try:
+            for record in records:
+                self.files.append(self._open(record, queue))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            queue.close()
 
     def _open(self, record: FileRecord, queue: Queue) -> OpenedFile:
         name = record.file_id.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import socket
@@ -11,6 +12,8 @@ from dataclasses import asdict, dataclass
 
 from dos.checkpoint.storage import Storage
 from dos.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 _building: set[str] = set()
 """Directories in which this process is building."""
@@ -78,11 +81,22 @@ def release(storage: Storage, partial: str) -> None:
     """
     _building.discard(partial)
     with suppress(FileNotFoundError):
-        for name in storage.listing(partial):
-            storage.unlink(os.path.join(partial, name))
-        storage.rmdir(partial)
+        try:
+            storage.unlink(partial)  # of a link nothing but itself: what it leads to is not ours
+        except IsADirectoryError:
+            for name in storage.listing(partial):
+                storage.unlink(os.path.join(partial, name))
+            storage.rmdir(partial)
     with suppress(FileNotFoundError):
         storage.unlink(_owner_file(partial))
+
+
+def clean_up(storage: Storage, partial: str) -> None:
+    """`release`, or say that it has to be tried again: nothing depends on it."""
+    try:
+        release(storage, partial)
+    except OSError as error:
+        _log.warning("%s stays until the next save of this name: %s", partial, error)
 
 
 def _clear(storage: Storage, parent: str, name: str, but: str = "") -> None:
@@ -102,7 +116,7 @@ def _clear(storage: Storage, parent: str, name: str, but: str = "") -> None:
                 where=os.path.join(parent, name),
                 fix=f"wait for it, or remove {partial} and {_owner_file(partial)} if it is gone",
             )
-        release(storage, partial)
+        clean_up(storage, partial)
 
 
 def _owner_file(partial: str) -> str:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from dos.checkpoint.collector import collector_paused
-from dos.checkpoint.commit import check_replaceable, commit, make_parents, write_latest
+from dos.checkpoint.commit import LATEST, check_replaceable, commit, make_parents, write_latest
 from dos.checkpoint.encode import Leaf, encode_state
 from dos.checkpoint.format import FileId, check_id, index_text
 from dos.checkpoint.layout import Layout, lay_out
-from dos.checkpoint.owner import claim, release
+from dos.checkpoint.owner import claim, clean_up
 from dos.checkpoint.providers import plan_extents
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.tuning import shape_for
@@ -27,7 +27,8 @@ from dos.errors import CheckpointError, ConfigError
 
 _log = logging.getLogger(__name__)
 
-_in_flight: dict[str, Handle] = {}
+_in_flight: dict[tuple[str, str], Handle] = {}
+"""The last save of a name, and the last one of a directory."""
 _lock = threading.Lock()
 
 _FIXES = {
@@ -81,6 +82,11 @@ class Handle:
         if not self.captured.done():
             self.captured.set_result(None)
 
+    def _orphan(self) -> None:
+        """In a child process, where no thread writes it: other futures, whose locks are free."""
+        self.captured, self.durable = Future(), Future()
+        self._fail(CheckpointError("the parent process is writing it", fix="ask there"))
+
     def _fail(self, error: BaseException) -> None:
         for future in (self.captured, self.durable):
             if not future.done():
@@ -98,7 +104,9 @@ def save(
     """Save a nested state of tensors, arrays and objects as a checkpoint, in the background.
 
     Objects are taken as they are now; tensors and arrays must not change before `captured` is
-    done. Until the new checkpoint is durable, an old one of the same name stays.
+    done. Until the new checkpoint is durable, an old one of the same name stays. Saves beside
+    each other become durable in their order: a second one waits here until the first is
+    captured, and is written once that is durable.
 
     Args:
         state: dicts, lists, tuples, dataclasses and so on, to any depth.
@@ -113,8 +121,8 @@ def save(
         CheckpointError: another process is writing it, or the name is taken by something else.
     """
     path = os.path.abspath(os.fspath(path))
-    parent, name = os.path.split(path)
-    if not name:
+    name = os.path.basename(path)
+    if not name or (latest and name == LATEST):
         raise ConfigError(f"{path!r} is no name for a checkpoint", where="path", fix="name one")
     file_id = FileId(check_id(checkpoint_id or uuid.uuid4().hex), 0, 0)
     storage = storage or make_storage()
@@ -125,23 +133,37 @@ def save(
         layout = lay_out(file_id, extents, encoder.blobs, text)
     ready = _events(encoder.leaves)
     handle = Handle(layout.file_bytes)
-    before = _register(path, handle)
+    before, beside = _register(path, handle)
+    partial = None
     try:
+        if beside is not None:
+            beside.captured.exception()
         if before is not None:
-            before.durable.exception()  # saves of one name become durable in their order
+            before.durable.exception()
+        partial = _claim(storage, path, file_id.checkpoint_id)
+        work = _Save(storage, partial, path, layout, text, latest, ready, handle, beside)
         try:
-            make_parents(storage, parent)
-            check_replaceable(storage, path)
-            partial = claim(storage, parent, name, file_id.checkpoint_id)
-        except OSError as error:
-            raise _failure(error, path) from error
-        work = _Save(storage, partial, path, layout, text, latest, ready, handle)
-        threading.Thread(target=work.run, name=f"save {name}").start()
+            threading.Thread(target=work.run, name=f"save {name}").start()
+        except RuntimeError:  # at the end of the process there are no new ones
+            work.run()
     except BaseException as error:
+        if partial is not None:
+            clean_up(storage, partial)
         handle._fail(error)
         _unregister(path, handle)
         raise
     return handle
+
+
+def _claim(storage: Storage, path: str, checkpoint_id: str) -> str:
+    """Make the directory in which a checkpoint is built."""
+    parent, name = os.path.split(path)
+    try:
+        make_parents(storage, parent)
+        check_replaceable(storage, path)
+        return claim(storage, parent, name, checkpoint_id)
+    except OSError as error:
+        raise _failure(error, path) from error
 
 
 class _Save(NamedTuple):
@@ -153,6 +175,7 @@ class _Save(NamedTuple):
     latest: bool
     ready: list[torch.Event]
     handle: Handle
+    beside: Handle | None
 
     def run(self) -> None:
         try:
@@ -162,12 +185,14 @@ class _Save(NamedTuple):
             failure = _failure(error, self.path) if isinstance(error, OSError) else error
             failure.__cause__ = None if failure is error else error
             _log.error("saving failed: %s", failure)
-            self._clean_up()
+            clean_up(self.storage, self.partial)
             self.handle._fail(failure)
         finally:
             _unregister(self.path, self.handle)
 
     def _write(self) -> None:
+        if self.beside is not None:
+            self.beside.durable.exception()
         for event in self.ready:
             event.synchronize()
         writer = FileWriter(
@@ -182,13 +207,11 @@ class _Save(NamedTuple):
         record = writer.write()
         commit(self.storage, self.partial, self.path, [record])
         if self.latest:
-            write_latest(self.storage, *os.path.split(self.path))
-
-    def _clean_up(self) -> None:
-        try:
-            release(self.storage, self.partial)
-        except OSError as error:  # the next save of this name removes it
-            _log.warning("%s stays behind: %s", self.partial, error)
+            parent, name = os.path.split(self.path)
+            try:
+                write_latest(self.storage, parent, name)
+            except OSError as error:  # the checkpoint itself is there
+                raise _failure(error, os.path.join(parent, LATEST)) from error
 
 
 def _events(leaves: Sequence[Leaf]) -> list[torch.Event]:
@@ -201,17 +224,35 @@ def _events(leaves: Sequence[Leaf]) -> list[torch.Event]:
     return events
 
 
-def _register(path: str, handle: Handle) -> Handle | None:
-    """Make a save the last one of its name; returns the one before it, if that is not done."""
+def _places(path: str) -> list[tuple[str, str]]:
+    return [("name", path), ("beside", os.path.dirname(path))]
+
+
+def _register(path: str, handle: Handle) -> list[Handle | None]:
+    """Make a save the last one of its name and directory; the ones before, if not done."""
     with _lock:
-        before, _in_flight[path] = _in_flight.get(path), handle
+        before = [_in_flight.get(place) for place in _places(path)]
+        _in_flight.update(dict.fromkeys(_places(path), handle))
         return before
 
 
 def _unregister(path: str, handle: Handle) -> None:
     with _lock:
-        if _in_flight.get(path) is handle:
-            del _in_flight[path]
+        for place in _places(path):
+            if _in_flight.get(place) is handle:
+                del _in_flight[place]
+
+
+def _forget_parent() -> None:
+    """In a child process no thread writes what is in flight."""
+    global _lock
+    _lock = threading.Lock()
+    for handle in set(_in_flight.values()):
+        handle._orphan()
+    _in_flight.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _failure(error: OSError, path: str) -> CheckpointError:

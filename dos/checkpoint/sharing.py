@@ -40,11 +40,16 @@ def share_out(
 
     parts = [part for first in range(threads) if (part := chunks[first::threads])]
     others = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
-    for other in others:
-        other.start()
-    for part in parts[:1]:
+    here = parts[:1]
+    for other, part in zip(others, parts[1:], strict=True):
+        try:
+            other.start()
+        except RuntimeError:  # at the end of the process there are no new ones
+            here.append(part)
+    for part in here:
         run(part)
     for other in others:
-        other.join()
+        if other.ident is not None:
+            other.join()
     if errors:
         raise errors[0]
