@@ -95,12 +95,17 @@ def _table(found: dict[str, Any]) -> Table:
     for one in found["tensors"]:
         kind = one["type"] + (f", view of {one['view_of']}" if "view_of" in one else "")
         shape = "×".join(map(str, one["shape"])) or "scalar"
-        table.add_row(*map(Text, (one["name"], kind, shape, f"{one['bytes']:,}")))
+        table.add_row(*map(_text, (one["name"], kind, shape, f"{one['bytes']:,}")))
     for one in found["objects"]:
         value = str(one.get("value", ""))
         n_bytes = f"{one['bytes']:,}" if "bytes" in one else ""
-        table.add_row(*map(Text, (one["name"], one["type"], value, n_bytes)))
+        table.add_row(*map(_text, (one["name"], one["type"], value, n_bytes)))
     return table
+
+
+def _text(said: str) -> Text:
+    """What a file says, without what a terminal would obey or cannot show."""
+    return Text("".join(char if char.isprintable() else ascii(char)[1:-1] for char in said))
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from dos.checkpoint.dtypes import header_name
 from dos.checkpoint.manifest import MANIFEST
 from dos.checkpoint.reader import load
 from dos.checkpoint.saving import save
-from dos.errors import ConfigError, FormatError
+from dos.errors import CheckpointError, ConfigError, DOSError, FormatError
 
 Form = Literal["dos", "pt", "safetensors", "dcp"]
 _SHARD_BYTES = 5_000_000_000
@@ -67,13 +68,24 @@ def convert(
         shard_bytes: largest file of safetensors, if its tensors are not larger.
 
     Raises:
-        FormatError: a form that is not known, or a state that the form cannot hold.
+        FormatError: a form that is not known, a file that is damaged, or a state that the form
+            cannot hold. Of other objects than tensors and arrays safetensors has none.
+        CheckpointError: the target cannot be written.
         ConfigError: the target exists.
     """
     here, there = Path(source), Path(target)
     if to != "dos" and there.exists():
         raise ConfigError("it exists", where=str(there), fix="name another target")
-    state = _part(_READERS[form_of(here)](here, only, allow, trusted), part)
+    form = form_of(here)
+    try:
+        read = _READERS[form](here, only, allow, trusted)
+    except (DOSError, MemoryError):
+        raise
+    except Exception as error:  # what the libraries of other forms raise for a damaged file
+        raise FormatError(
+            f"it cannot be read as {form}: {_first_line(error)}", where=str(here)
+        ) from error
+    state = _part(read, part)
     if to == "dos":
         save(state, there).result()
     elif to == "pt":
@@ -95,10 +107,10 @@ def _read_torch(path: Path, only: str | None, allow: Iterable[type], trusted: bo
         except RuntimeError:  # of the form before zip files, which cannot be mapped
             return torch.load(path, map_location="cpu", weights_only=not trusted)
         except Exception as error:
-            if trusted or "weights_only" not in str(error):
+            if trusted or "WeightsUnpickler error" not in str(error):
                 raise
             raise FormatError(
-                f"it holds more than tensors: {str(error).splitlines()[0]}",
+                f"it holds more than tensors: {_first_line(error)}",
                 where=str(path),
                 fix="allow its classes, or pass trusted=True if you trust who wrote it",
             ) from error
@@ -117,11 +129,15 @@ def _read_dcp(path: Path, only: str | None, allow: Iterable[type], trusted: bool
             where=str(path),
             fix="pass trusted=True if you trust who wrote it",
         )
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         file = os.path.join(folder, "state.pt")
-        dcp_to_torch_save(path, file)
+        try:
+            dcp_to_torch_save(path, file)
+        except CheckpointException as error:  # which is no Exception
+            raise FormatError(f"DCP cannot read it: {_causes(error)}", where=str(path)) from error
         return torch.load(file, map_location="cpu", weights_only=False)
 
 
@@ -155,10 +171,18 @@ def _write_dcp(state: Any, folder: Path) -> None:
     try:
         save_dcp(state, checkpoint_id=folder)
     except CheckpointException as error:
-        causes = "; ".join(str(failure[0]) for failure in error.failures.values())
         raise FormatError(
-            f"DCP cannot hold it: {causes}", where="state", fix="choose a `part`"
+            f"DCP cannot hold it: {_causes(error)}", where="state", fix="choose a `part`"
         ) from error
+
+
+def _causes(error: Any) -> str:
+    """Of what failed on any rank of DCP."""
+    return "; ".join(str(failure[0]) for failure in error.failures.values())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _write_shards(state: Any, folder: Path, shard_bytes: int) -> None:
@@ -167,7 +191,13 @@ def _write_shards(state: Any, folder: Path, shard_bytes: int) -> None:
     folder.mkdir()
     shards: list[dict[str, torch.Tensor]] = [{}]
     sizes = [0]
+    named: set[str] = set()
     for name, tensor in _named_tensors(state, ""):
+        if name in named:
+            raise FormatError(
+                f"two tensors would be called {name!r}", where="state", fix="rename one of its keys"
+            )
+        named.add(name)
         if header_name(tensor.dtype) is None:
             raise FormatError(
                 f"safetensors has no {tensor.dtype}", where=name, fix="choose a `part` without it"
@@ -196,7 +226,12 @@ def _write_shards(state: Any, folder: Path, shard_bytes: int) -> None:
 
 
 def _named_tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors by their keys joined with `.`, as a state dict calls them."""
+    """Tensors and arrays by their keys joined with `.`, as a state dict calls them."""
+    if isinstance(state, np.ndarray):
+        try:
+            state = torch.from_numpy(state)
+        except (TypeError, ValueError) as error:  # as for another byte order
+            raise FormatError(str(error), where=path, fix="choose a `part` without it") from error
     if isinstance(state, torch.Tensor):
         yield path, state
         return
@@ -211,11 +246,16 @@ def _named_tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _atomically(target: Path, write: Callable[[Path], None]) -> None:
     """Write beside a name, then take it: no half of a file bears it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        new = Path(folder, target.name)
-        write(new)
-        os.rename(new, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            new = Path(folder, target.name)
+            write(new)
+            os.rename(new, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"it cannot be written: {error.strerror or error}", where=str(target)
+        ) from error
 
 
 def _safetensors() -> Any:

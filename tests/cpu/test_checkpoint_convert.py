@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,6 +95,42 @@ def test_what_a_form_cannot_hold_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "clean").exists()
 
 
+def test_names_that_would_be_the_same_are_told(tmp_path: Path) -> None:
+    state = {"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}}
+    saved = dos.checkpoint.save(state, tmp_path / "saved").result()
+    with pytest.raises(dos.FormatError, match=r"two tensors would be called 'a\.b'"):
+        convert(saved, tmp_path / "clean", "safetensors")
+    assert not (tmp_path / "clean").exists()
+
+
+def test_arrays_are_written_too(tmp_path: Path) -> None:
+    saved = dos.checkpoint.save({"a": np.arange(3), "n": 1}, tmp_path / "saved").result()
+    convert(saved, tmp_path / "clean", "safetensors")
+    convert(tmp_path / "clean", tmp_path / "again", "dos")
+    assert torch.equal(dos.checkpoint.load(tmp_path / "again")["a"], torch.arange(3))
+    saved = dos.checkpoint.save({"a": np.zeros(3, ">f4")}, tmp_path / "other").result()
+    with pytest.raises(dos.FormatError, match="byte order"):
+        convert(saved, tmp_path / "none", "safetensors")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("data", [b"", b"garbage" * 9], ids=["empty", "garbage"])
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors", "x/.metadata"])
+def test_a_damaged_file_of_another_form_is_told(name: str, data: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(data)
+    source = tmp_path / name.removesuffix("/.metadata")
+    with pytest.raises(dos.FormatError, match="cannot"):
+        convert(source, tmp_path / "again", "dos", trusted=True)
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_target_that_cannot_be_written_is_told(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(dos.CheckpointError, match="cannot be written"):
+        convert(saved, tmp_path / "file" / "x.pt", "pt")
+
+
 def test_a_target_that_exists_stays(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "state.pt").write_text("mine")
     with pytest.raises(dos.ConfigError, match="exists"):
@@ -121,6 +158,14 @@ def test_inspect_lists_tensors_and_objects(saved: Path) -> None:
 
 def test_inspect_prints_a_table(saved: Path) -> None:
     assert "model/0.weight" in run_dos("inspect", saved).stdout
+
+
+def test_a_table_shows_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    state = {"red\x1b[31m": torch.ones(1), "half": "\ud800", "back": "\x08"}
+    ended = run_dos("inspect", dos.checkpoint.save(state, tmp_path / "saved").result())
+    assert ended.returncode == 0, ended.stderr
+    assert "\x1b" not in ended.stdout
+    assert all(text in ended.stdout for text in ("red\\x1b[31m", "\\ud800", "\\x08"))
 
 
 def test_inspect_follows_a_save_that_replaces(saved: Path, state: dict[str, Any]) -> None:
