@@ -47,7 +47,7 @@ class Decoder:
 
     Args:
         tensor: makes the tensor or array at a path from what its node tells.
-        blob: the bytes that were set aside, by offset and length.
+        blobs: makes what gives the bytes that were set aside, by offset and length, each once.
         wants: is the leaf of a path wanted?
         allowed: classes that may be rebuilt, by name.
         trusted: unpickle.
@@ -56,12 +56,13 @@ class Decoder:
     def __init__(
         self,
         tensor: Callable[[str, dict[str, Any]], Any],
-        blob: Callable[[int, int], bytes],
+        blobs: Callable[[], Callable[[int, int], bytes]],
         wants: Callable[[str], bool],
         allowed: dict[str, type],
         trusted: bool,
     ) -> None:
-        self._tensor, self._blob, self._wants = tensor, blob, wants
+        self._tensor, self._blobs, self._wants = tensor, blobs, wants
+        self._blob = blobs()
         self._allowed, self._trusted = allowed, trusted
         self._kept = 0  # leaves so far that are wanted
         self._unpickled: dict[tuple[int, int], Any] = {}
@@ -121,7 +122,7 @@ class Decoder:
 
     def again(self, tensor: Callable[[str, dict[str, Any]], Any]) -> Decoder:
         """The same with another maker of tensors; nothing is unpickled twice."""
-        other = Decoder(tensor, self._blob, self._wants, self._allowed, self._trusted)
+        other = Decoder(tensor, self._blobs, self._wants, self._allowed, self._trusted)
         other._unpickled = self._unpickled
         return other
 

@@ -17,6 +17,7 @@ import xxhash
 
 from dos.checkpoint.dtypes import ITEM_BYTES
 from dos.checkpoint.paths import RESERVED
+from dos.checkpoint.storage import REQUEST_LIMIT_BYTES
 from dos.checkpoint.strides import DIMENSIONS
 from dos.errors import FormatError, IntegrityError
 
@@ -102,6 +103,15 @@ class Header:
         return self.entries[INDEX].begin
 
 
+def json_of(text: bytes) -> Any:
+    """What a JSON text says. ValueError for what only some readers take: NaN, UTF-16."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text.decode(), parse_constant=refuse)
+
+
 def header_draft(file_id: FileId, entries: Mapping[str, Entry], chunk_bytes: int) -> bytes:
     """The header with its length in front and spaces behind, a whole number of blocks.
 
@@ -178,12 +188,14 @@ def parse_header(text: bytes, file_id: FileId, file_bytes: int) -> Header:
         FormatError: it breaks a rule of the format.
     """
     try:
-        said = json.loads(text[8:])
+        said = json_of(text[8:])
         metadata = said.pop("__metadata__")
-        told = {key: str(metadata[key]) for key in ("format", "id", "rank", "file")}
+        if not all(type(value) is str for value in metadata.values()):
+            raise TypeError("metadata are strings")
+        told = {key: metadata[key] for key in ("format", "id", "rank", "file")}
         version, chunk_bytes = int(metadata["version"]), int(metadata["chunk_bytes"])
         index = int(metadata["index_begin"]), int(metadata["index_bytes"])
-        digest = str(metadata["index_digest"])
+        digest = metadata["index_digest"]
         entries = {name: _entry(entry) for name, entry in said.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"malformed header: {error!r}", where=file_id.name) from error
@@ -194,7 +206,7 @@ def parse_header(text: bytes, file_id: FileId, file_bytes: int) -> Header:
         str(file_id.number),
     ):
         raise FormatError("the header is of another file", where=file_id.name)
-    if chunk_bytes % BLOCK_BYTES or not 0 < chunk_bytes <= 1 << 30:
+    if chunk_bytes % BLOCK_BYTES or not 0 < chunk_bytes <= REQUEST_LIMIT_BYTES:
         raise FormatError(f"chunks of {chunk_bytes} bytes", where=file_id.name)
     _check_entries(entries, file_bytes - len(text), file_id.name)
     found = entries.get(INDEX)
@@ -291,7 +303,7 @@ def parse_index(data: bytes, header: Header) -> Index:
     if n_chunks != expected or 16 + text_bytes + _DIGEST_BYTES * n_chunks != len(data):
         raise FormatError("the index has not one checksum for each chunk", where=where)
     try:
-        said = json.loads(data[16 : 16 + text_bytes])
+        said = json_of(data[16 : 16 + text_bytes])
     except (ValueError, RecursionError) as error:
         raise FormatError(f"malformed index: {error!r}", where=where) from error
     if not isinstance(said, dict) or "tree" not in said:

@@ -42,6 +42,8 @@ class Leaves:
         self._device = torch.device("cpu") if device is None else device
         self._entries = wanted[0].opened.header.entries
         self._specs: dict[str, Spec] = {}
+        # In another order each is a copy: of one entry one, so that a file takes no more memory.
+        self._ordered: dict[str, str] = {}
         self._arenas: list[Arena] = []
         self._memory: dict[str, memoryview] = {}
         self._storages: dict[str, torch.UntypedStorage] = {}
@@ -60,6 +62,8 @@ class Leaves:
             _check_fits(path, spec, target)
         if spec.whole is not None:
             return  # its memory is made later
+        if spec.order is not None and self._ordered.setdefault(spec.name, spec.same) != spec.same:
+            raise FormatError(f"{spec.name!r} is told in two orders", where=text_of(path))
         entry = self._entries[spec.name]
         address = _direct_address(spec, target)
         if address is not None:

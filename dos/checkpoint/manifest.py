@@ -16,6 +16,7 @@ from dos.checkpoint.format import (
     FileId,
     check_id,
     check_version,
+    json_of,
     seal,
     sealed_digest,
 )
@@ -76,7 +77,7 @@ def parse_manifest(text: bytes, where: str) -> list[FileRecord]:
         FormatError: it is none, or one of a newer version.
     """
     try:
-        said: Any = json.loads(text) if len(text) <= _LIMIT_BYTES else None
+        said: Any = json_of(text) if len(text) <= _LIMIT_BYTES else None
         if said["format"] == FORMAT and type(said["version"]) is int and said["version"] > VERSION:
             check_version(FORMAT, said["version"], where)
         checkpoint_id = check_id(said["id"])

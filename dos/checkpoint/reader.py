@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -104,13 +105,23 @@ def read_objects(storage: Storage, opened: OpenedFile, *, verify: bool = True) -
     return data
 
 
-def blob_of(objects: memoryview, offset: int, n_bytes: int) -> bytes:
-    """One of them. ValueError: there is none such."""
-    if type(offset) is not int or type(n_bytes) is not int:
-        raise ValueError("malformed offset")
-    if not 0 <= offset <= offset + n_bytes <= len(objects):
-        raise ValueError(f"bytes {offset} to {offset + n_bytes} of {len(objects)}")
-    return bytes(objects[offset : offset + n_bytes])
+def blobs_of(objects: memoryview) -> Callable[[int, int], bytes]:
+    """What gives one of them after the other, together no more than there are.
+
+    It raises ValueError for one that is not there, or that overlaps others.
+    """
+    left = len(objects)
+
+    def blob(offset: int, n_bytes: int) -> bytes:
+        nonlocal left
+        if type(offset) is not int or type(n_bytes) is not int:
+            raise ValueError("malformed offset")
+        if not 0 <= offset <= offset + n_bytes <= len(objects) or n_bytes > left:
+            raise ValueError(f"bytes {offset} to {offset + n_bytes} of {len(objects)}")
+        left -= n_bytes
+        return bytes(objects[offset : offset + n_bytes])
+
+    return blob
 
 
 def _plan(
@@ -119,11 +130,7 @@ def _plan(
     """Check all that the tree says, and tell the leaves; returns what can build it."""
     first = opened.files[0]
     objects = read_objects(opened.storage, first)
-
-    def blob(offset: int, n_bytes: int) -> bytes:
-        return blob_of(objects, offset, n_bytes)
-
-    decoder = Decoder(leaves.plan, blob, globs.wants, allowed, trusted)
+    decoder = Decoder(leaves.plan, partial(blobs_of, objects), globs.wants, allowed, trusted)
     try:
         decoder.decode(first.index.said["tree"])
     except RecursionError:

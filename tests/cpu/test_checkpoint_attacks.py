@@ -120,6 +120,9 @@ def metadata(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (metadata(id="other"), "of another file"),
         (metadata(chunk_bytes="0"), "chunks of 0"),
         (metadata(chunk_bytes="4097"), "chunks of 4097"),
+        (metadata(chunk_bytes=str(1 << 27)), "chunks of 134217728"),
+        (metadata(version=1), "malformed"),
+        (metadata(more=None), "malformed"),
         (metadata(index_begin="0"), "where the index is"),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_shape_in_the_header_is_not_multiplied_for_ever(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "piece",
     [
-        ["w", float("inf"), [BLOCK_BYTES]],
+        ["w", 0.5, [BLOCK_BYTES]],
         ["w", True, [BLOCK_BYTES]],
         ["w", "0", [BLOCK_BYTES]],
         [3, 0, [BLOCK_BYTES]],
@@ -131,6 +131,31 @@ def test_pieces_that_say_nonsense_are_refused(piece: Any, tmp_path: Path) -> Non
     for look in (dos.checkpoint.load, dos.checkpoint.inspect, dos.checkpoint.verify):
         with pytest.raises(dos.FormatError, match="malformed pieces"):
             look(path)
+
+
+@pytest.mark.parametrize("tag", ["bytes", "bytearray"])
+def test_bytes_are_not_multiplied(tag: str, tmp_path: Path) -> None:
+    entries = {"__dos__/objects": Entry("U8", (BLOCK_BYTES,), 0, BLOCK_BYTES)}
+    tree = {str(n): [tag, 0, 3000] for n in range(2)}
+    with pytest.raises(dos.FormatError, match="1: malformed value"):
+        dos.checkpoint.load(forge(tmp_path, tree, entries=entries))
+
+
+def test_copies_in_another_order_are_not_multiplied(tmp_path: Path) -> None:
+    told = {"entry": "w", "dtype": "complex128", "shape": [2, 128], "order": [16, 32]}
+    tree = {"a": ["t", told], "b": ["t", told]}
+    with pytest.raises(dos.FormatError, match="b: 'w' is told in two orders"):
+        dos.checkpoint.load(forge(tmp_path, tree))
+    both = {"a": ["t", told], "b": ["t", {**told, "same": "a"}]}
+    (tmp_path / "tied").mkdir()
+    back = dos.checkpoint.load(forge(tmp_path / "tied", both))
+    assert back["a"] is back["b"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_only_some_readers_take_is_no_json(value: float, tmp_path: Path) -> None:
+    with pytest.raises(dos.FormatError, match="is no JSON"):
+        dos.checkpoint.load(forge(tmp_path, {"w": value}))
 
 
 def test_a_newer_version_is_told_whatever_else_it_changed(tmp_path: Path) -> None:
