@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -57,8 +58,8 @@ class Handle:
     """
 
     def __init__(self, total_bytes: int) -> None:
-        self.captured: Future[None] = Future()
-        self.durable: Future[str] = Future()
+        self.captured: Future[None] = _running()
+        self.durable: Future[str] = _running()
         self._done_bytes, self._total_bytes = 0, total_bytes
 
     def result(self, timeout_s: float | None = None) -> str:
@@ -84,13 +85,20 @@ class Handle:
 
     def _orphan(self) -> None:
         """In a child process, where no thread writes it: other futures, whose locks are free."""
-        self.captured, self.durable = Future(), Future()
+        self.captured, self.durable = _running(), _running()
         self._fail(CheckpointError("the parent process is writing it", fix="ask there"))
 
     def _fail(self, error: BaseException) -> None:
         for future in (self.captured, self.durable):
             if not future.done():
                 future.set_exception(error)
+
+
+def _running() -> Future[Any]:
+    """A future that nobody can cancel."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def save(
@@ -133,7 +141,7 @@ def save(
         layout = lay_out(file_id, extents, encoder.blobs, text)
     ready = _events(encoder.leaves)
     handle = Handle(layout.file_bytes)
-    before, beside = _register(path, handle)
+    earlier = before, beside = _register(path, handle)
     partial = None
     try:
         if beside is not None:
@@ -150,7 +158,7 @@ def save(
         if partial is not None:
             clean_up(storage, partial)
         handle._fail(error)
-        _unregister(path, handle)
+        _unregister(path, handle, earlier)
         raise
     return handle
 
@@ -236,11 +244,14 @@ def _register(path: str, handle: Handle) -> list[Handle | None]:
         return before
 
 
-def _unregister(path: str, handle: Handle) -> None:
+def _unregister(path: str, handle: Handle, earlier: Sequence[Handle | None] = ()) -> None:
+    """It is no more in flight; where it never was, what was before it may still be."""
     with _lock:
-        for place in _places(path):
+        for place, before in zip_longest(_places(path), earlier):
             if _in_flight.get(place) is handle:
                 del _in_flight[place]
+                if before is not None and not before.durable.done():
+                    _in_flight[place] = before
 
 
 def _forget_parent() -> None:

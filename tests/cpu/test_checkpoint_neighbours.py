@@ -208,3 +208,30 @@ def test_a_save_that_is_interrupted_leaves_its_name_free(
 def test_no_checkpoint_is_called_as_the_file_that_names_the_newest(tmp_path: Path) -> None:
     with pytest.raises(dos.ConfigError, match="no name for a checkpoint"):
         dos.checkpoint.save(state_of(1), tmp_path / "latest", latest=True)
+
+
+def test_a_save_that_is_interrupted_while_it_waits_forgets_no_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused = Paused()
+    first = dos.checkpoint.save(state_of(1), tmp_path / "saved", storage=paused)
+
+    def interrupted(timeout_s: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first.durable, "exception", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dos.checkpoint.save(state_of(2), tmp_path / "saved")
+    threading.Timer(0.1, paused.go.set).start()
+    dos.checkpoint.save(state_of(3), tmp_path / "saved").result()  # after the first, not beside
+    assert first.durable.done()
+
+
+def test_a_save_cannot_be_cancelled(tmp_path: Path) -> None:
+    paused = Paused()
+    handle = dos.checkpoint.save(state_of(1), tmp_path / "saved", storage=paused)
+    assert not handle.durable.cancel()
+    assert not handle.captured.cancel()
+    paused.go.set()
+    assert dos.checkpoint.load(handle.result())["number"] == 1
