@@ -137,10 +137,11 @@ def _boot() -> str:
 
 
 def _start(pid: int) -> int | None:
-    """When a process of this host began, in ticks since boot; None: there is none."""
+    """When a process of this host began, in ticks since boot; None: there is none that runs."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The name in parentheses may hold anything.
-            return int(file.read().rpartition(")")[2].split()[19])
+            fields = file.read().rpartition(")")[2].split()
+            return None if fields[0] in "ZX" else int(fields[19])  # dead, but not waited for
     except OSError:
         return None

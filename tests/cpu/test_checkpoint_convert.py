@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,19 +17,34 @@ import torch
 import dos
 import dos.checkpoint
 from dos.checkpoint.convert import convert
+from dos.cli import main
 from tests.cpu.checkpoint_cases import assert_same, data_file
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_dos(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from dos.cli import main; main()", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+RunDos = Callable[..., Ended]
+
+
+@pytest.fixture
+def run_dos(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunDos:
+    """The command, in this process, which has torch already."""
+
+    def run(*arguments: object) -> Ended:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "argv", ["dos", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, *capfd.readouterr())
+
+    return run
 
 
 @pytest.fixture
@@ -144,7 +160,7 @@ def test_a_torch_file_with_code_needs_trust(tmp_path: Path) -> None:
         convert(tmp_path / "state.pt", tmp_path / "again", "dos")
 
 
-def test_inspect_lists_tensors_and_objects(saved: Path) -> None:
+def test_inspect_lists_tensors_and_objects(saved: Path, run_dos: RunDos) -> None:
     found = json.loads(run_dos("inspect", saved, "--json").stdout)
     assert {one["name"] for one in found["tensors"]} == {
         "model/0.weight",
@@ -156,11 +172,11 @@ def test_inspect_lists_tensors_and_objects(saved: Path) -> None:
     ]
 
 
-def test_inspect_prints_a_table(saved: Path) -> None:
+def test_inspect_prints_a_table(saved: Path, run_dos: RunDos) -> None:
     assert "model/0.weight" in run_dos("inspect", saved).stdout
 
 
-def test_a_table_shows_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+def test_a_table_shows_nothing_that_a_terminal_obeys(tmp_path: Path, run_dos: RunDos) -> None:
     state = {"red\x1b[31m": torch.ones(1), "half": "\ud800", "back": "\x08"}
     ended = run_dos("inspect", dos.checkpoint.save(state, tmp_path / "saved").result())
     assert ended.returncode == 0, ended.stderr
@@ -179,7 +195,7 @@ def test_inspect_follows_a_save_that_replaces(saved: Path, state: dict[str, Any]
     assert any(one.get("value") == 4 for one in dos.checkpoint.inspect(saved)["objects"])
 
 
-def test_verify_exits_with_1_for_damage(saved: Path, tmp_path: Path) -> None:
+def test_verify_exits_with_1_for_damage(saved: Path, tmp_path: Path, run_dos: RunDos) -> None:
     whole = run_dos("verify", saved, "--json")
     assert (whole.returncode, json.loads(whole.stdout)["whole"]) == (0, True)
     raw = bytearray(data_file(tmp_path).read_bytes())
@@ -192,7 +208,7 @@ def test_verify_exits_with_1_for_damage(saved: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_no_checkpoint_exits_with_2(command: str, tmp_path: Path) -> None:
+def test_no_checkpoint_exits_with_2(command: str, tmp_path: Path, run_dos: RunDos) -> None:
     ended = run_dos(command, tmp_path)
     assert ended.returncode == 2
     assert "no checkpoint" in ended.stderr
@@ -200,6 +216,13 @@ def test_no_checkpoint_exits_with_2(command: str, tmp_path: Path) -> None:
 
 
 def test_convert_writes_and_says_so(saved: Path, tmp_path: Path) -> None:
-    ended = run_dos("convert", saved, tmp_path / "x.pt", "--to", "pt", "--json")
+    arguments = ("convert", saved, tmp_path / "x.pt", "--to", "pt", "--json")
+    ended = subprocess.run(
+        [sys.executable, "-c", "from dos.cli import main; main()", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(ended.stdout)["to"] == "pt"
     assert torch.load(tmp_path / "x.pt")["step"] == 3

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 import dos
 import dos.checkpoint
 from dos.checkpoint.manifest import MANIFEST
+from dos.checkpoint.owner import Owner
 from dos.checkpoint.posix import PosixFile, PosixStorage
 from tests.cpu.forked import in_child
 
@@ -203,6 +206,22 @@ def test_a_save_that_is_interrupted_leaves_its_name_free(
             dos.checkpoint.save(state_of(1), tmp_path / "saved")
     assert not list(tmp_path.iterdir())
     dos.checkpoint.save(state_of(2), tmp_path / "saved").result()
+
+
+def test_a_process_that_has_died_and_was_not_waited_for_writes_no_more(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, json.dumps(asdict(Owner.here())).encode())
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    (tmp_path / ".saved.x.partial").mkdir()
+    (tmp_path / ".saved.x.partial.owner").write_bytes(os.read(reader, 4096))
+    dos.checkpoint.save(state_of(1), tmp_path / "saved").result()
+    os.waitpid(child, 0)
+    os.close(reader)
+    os.close(writer)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
 def test_no_checkpoint_is_called_as_the_file_that_names_the_newest(tmp_path: Path) -> None:
