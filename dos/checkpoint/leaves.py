@@ -73,6 +73,11 @@ class Leaves:
             self._wanted[0].fresh.append((entry.begin, entry.end))
             self._memory[spec.name] = memoryview(b"")  # until there is some
 
+    @property
+    def unread(self) -> list[str]:
+        """Paths of what was to be overwritten, and was not planned."""
+        return [path for path in self._into if path not in self._specs]
+
     def allocate(self) -> None:
         """Make the memory for all that was planned."""
         for path, spec in self._specs.items():

@@ -20,7 +20,7 @@ from dos.checkpoint.format import OBJECTS
 from dos.checkpoint.leaves import Leaves
 from dos.checkpoint.manifest import MANIFEST
 from dos.checkpoint.opened import Opened, OpenedFile
-from dos.checkpoint.paths import Globs
+from dos.checkpoint.paths import Globs, text_of
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.wholes import find_wholes
 from dos.errors import ConfigError, FormatError, IntegrityError
@@ -45,7 +45,8 @@ def load(
     Args:
         path: the checkpoint's directory, or one with a file `latest` that names it.
         into: a state whose tensors and arrays are overwritten with those of the same path, and
-            stand in the result; what it lacks is made anew.
+            stand in the result; what it lacks is made anew. It may have none that the checkpoint
+            lacks, unless `only` leaves it out.
         only: patterns of paths, `*` matches `/` too; keys of dicts that match none are left out,
             items of sequences and fields are None.
         map_location: the device of new tensors; None: host memory, wherever they were.
@@ -136,6 +137,13 @@ def _plan(
     except RecursionError:
         raise FormatError("the tree is nested too deeply", where=first.name) from None
     globs.check_used(opened.path)
+    for path in leaves.unread:
+        if globs.wants(path):  # else it would go on with what it was
+            raise FormatError(
+                "there is nothing in the checkpoint to read into it",
+                where=text_of(path),
+                fix="`dos inspect` lists the names; leave it out of `into`",
+            )
     return decoder
 
 

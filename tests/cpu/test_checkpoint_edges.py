@@ -76,6 +76,17 @@ def test_a_target_without_memory_of_its_own_is_refused(target: Any, tmp_path: Pa
     assert into["a"].all()
 
 
+def test_a_target_that_the_checkpoint_lacks_is_told(tmp_path: Path) -> None:
+    state = {"model": {"w": torch.ones(3)}, "n": 1}
+    saved = dos.checkpoint.save(state, tmp_path / "saved").result()
+    into: Any = {"w": torch.zeros(3), "model": {"w": torch.zeros(3)}}
+    with pytest.raises(dos.FormatError, match="w: there is nothing in the checkpoint"):
+        dos.checkpoint.load(saved, into=into)
+    assert not into["model"]["w"].any()
+    assert dos.checkpoint.load(saved, into=into, only="model")["model"]["w"] is into["model"]["w"]
+    assert into["model"]["w"].all()
+
+
 def test_an_unknown_way_to_verify_is_refused(tmp_path: Path) -> None:
     with pytest.raises(dos.ConfigError, match="befor"):
         dos.checkpoint.load(tmp_path, verify="befor")  # type: ignore[arg-type]
