@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +14,7 @@ from dos.checkpoint.buffers import Arena, Slots, view_of
 from dos.checkpoint.native import scatter
 from dos.checkpoint.opened import OpenedFile
 from dos.checkpoint.paths import RESERVED
-from dos.checkpoint.sharing import Stop, share_out, threads_and_depth
+from dos.checkpoint.sharing import share_out, threads_and_depth
 from dos.checkpoint.storage import Storage
 from dos.errors import IntegrityError
 
@@ -127,7 +127,7 @@ class ChunkReader:
         """Read and compare what is wanted, and write to no memory of the caller's."""
         share_out(partial(self._read_some, scratch=True), self._wanted.chunks, self._threads)
 
-    def _read_some(self, chunks: Sequence[int], stop: Stop, *, scratch: bool) -> None:
+    def _read_some(self, chunks: Iterator[int], *, scratch: bool) -> None:
         # Nothing registered: fresh memory is used once, and preparing it costs more than it saves.
         queue = self._storage.queue(depth=self._depth)
         slots: Slots | None = None
@@ -142,8 +142,6 @@ class ChunkReader:
 
         try:
             for chunk in chunks:
-                if stop():
-                    return
                 while len(flying) >= self._depth:
                     land(wait=True)
                 begin, end = self._opened.span(chunk)
@@ -153,7 +151,7 @@ class ChunkReader:
                     view = self._in_place(begin, end)
                     copy = view is None
                 if view is None:
-                    slots = slots or Slots(min(self._depth, len(chunks)), self._chunk_bytes)
+                    slots = slots or Slots(self._depth, self._chunk_bytes)
                     slot = slots.free.pop()
                     view = slots.view(slot, end - begin)
                 flying[chunk] = view, slot, copy

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from dos.checkpoint.tuning import IoShape
 
 _THREADS = 2
 """At least: first touch of fresh memory, copies and checksums take a core of a fast disk's time."""
-
-Stop = Callable[[], bool]
-"""Has another thread failed, so that going on is for nothing?"""
 
 
 def threads_and_depth(shape: IoShape) -> tuple[int, int]:
@@ -20,34 +18,37 @@ def threads_and_depth(shape: IoShape) -> tuple[int, int]:
     return threads, max(2, shape.depth // threads)
 
 
-def share_out(
-    work: Callable[[Sequence[int], Stop], None], chunks: Sequence[int], threads: int
-) -> None:
-    """Do work on chunks, in turns, on this thread and others; the first failure is raised.
+def share_out(work: Callable[[Iterator[int]], None], chunks: Sequence[int], threads: int) -> None:
+    """Do work on chunks on this thread and others; the first failure is raised.
+
+    Each takes the next chunk when it is ready for it, so that none waits at the end for one
+    that was kept from running.
 
     Args:
-        work: is given some of the chunks, ascending, and should return early once told to stop.
+        work: is given the chunks that its thread takes; they end early once another failed.
         chunks: all of them.
         threads: how many, this one included.
     """
     errors: list[BaseException] = []
+    waiting, lock = iter(chunks), threading.Lock()
 
-    def run(part: Sequence[int]) -> None:
+    def take() -> int | None:
+        with lock:
+            return None if errors else next(waiting, None)
+
+    def run() -> None:
         try:
-            work(part, lambda: bool(errors))
+            work(iter(take, None))
         except BaseException as error:
             errors.append(error)
 
-    parts = [part for first in range(threads) if (part := chunks[first::threads])]
-    others = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
-    here = parts[:1]
-    for other, part in zip(others, parts[1:], strict=True):
-        try:
+    threads = min(threads, len(chunks))
+    others = [threading.Thread(target=run, daemon=True) for _ in range(threads - 1)]
+    with suppress(RuntimeError):  # at the end of the process there are no new ones
+        for other in others:
             other.start()
-        except RuntimeError:  # at the end of the process there are no new ones
-            here.append(part)
-    for part in here:
-        run(part)
+    if threads:
+        run()
     for other in others:
         if other.ident is not None:
             other.join()

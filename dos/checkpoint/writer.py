@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from dos.checkpoint.format import BLOCK_BYTES, header_digest, index_bytes, seale
 from dos.checkpoint.layout import Layout
 from dos.checkpoint.manifest import FileRecord
 from dos.checkpoint.native import Piece, gather
-from dos.checkpoint.sharing import Stop, share_out, threads_and_depth
+from dos.checkpoint.sharing import share_out, threads_and_depth
 from dos.checkpoint.sources import Source
 from dos.checkpoint.storage import Queue, Storage
 from dos.checkpoint.tuning import IoShape
@@ -94,9 +94,9 @@ class FileWriter:
         assert sealed is not None
         return FileRecord(layout.file_id, layout.file_bytes, len(header), sealed)
 
-    def _write_some(self, file: Any, chunks: Sequence[int], stop: Stop) -> None:
+    def _write_some(self, file: Any, chunks: Iterator[int]) -> None:
         layout = self._layout
-        slots = Slots(min(self._depth, len(chunks)), layout.chunk_bytes)
+        slots = Slots(min(self._depth, layout.n_chunks), layout.chunk_bytes)
         queue = self._storage.queue(depth=self._depth, registered=[slots.memory])
         flying: dict[int, int | None] = {}  # slot by chunk
 
@@ -112,8 +112,6 @@ class FileWriter:
 
         try:
             for chunk in chunks:
-                if stop():
-                    return
                 while len(flying) >= self._depth or not slots.free:
                     land(wait=True)
                 begin, end = layout.span(chunk)
