@@ -196,7 +196,7 @@ def parse_header(text: bytes, file_id: FileId, file_bytes: int) -> Header:
         version, chunk_bytes = int(metadata["version"]), int(metadata["chunk_bytes"])
         index = int(metadata["index_begin"]), int(metadata["index_bytes"])
         digest = metadata["index_digest"]
-        entries = {name: _entry(entry) for name, entry in said.items()}
+        found = sorted(((name, _entry(entry)) for name, entry in said.items()), key=_place)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(f"malformed header: {error!r}", where=file_id.name) from error
     check_version(told["format"], version, file_id.name)
@@ -208,12 +208,12 @@ def parse_header(text: bytes, file_id: FileId, file_bytes: int) -> Header:
         raise FormatError("the header is of another file", where=file_id.name)
     if chunk_bytes % BLOCK_BYTES or not 0 < chunk_bytes <= REQUEST_LIMIT_BYTES:
         raise FormatError(f"chunks of {chunk_bytes} bytes", where=file_id.name)
-    _check_entries(entries, file_bytes - len(text), file_id.name)
-    found = entries.get(INDEX)
-    if found is None or (found.begin, found.end - found.begin) != index or len(digest) != 32:
+    _check_entries(found, file_bytes - len(text), file_id.name)
+    entries = dict(found)
+    last = entries.get(INDEX)
+    if last is None or (last.begin, last.end - last.begin) != index or len(digest) != 32:
         raise FormatError("the header does not tell where the index is", where=file_id.name)
-    ordered = dict(sorted(entries.items(), key=lambda item: item[1][2:]))
-    return Header(file_id, ordered, len(text), chunk_bytes, digest)
+    return Header(file_id, entries, len(text), chunk_bytes, digest)
 
 
 def check_version(format_name: object, version: object, where: str) -> None:
@@ -231,21 +231,25 @@ def check_version(format_name: object, version: object, where: str) -> None:
 
 
 def _entry(said: dict[str, Any]) -> Entry:
-    shape, (begin, end) = tuple(said["shape"]), said["data_offsets"]
-    numbers = (*shape, begin, end)
+    dtype, shape, (begin, end) = said["dtype"], tuple(said["shape"]), said["data_offsets"]
     if len(said) != 3 or len(shape) > DIMENSIONS:
         raise ValueError(f"entry {str(said)[:200]}")
-    if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
-        raise ValueError(f"entry {said!r}")
-    if math.prod(shape) * ITEM_BYTES[said["dtype"]] != end - begin:
+    for n in (*shape, begin, end):
+        if type(n) is not int or not 0 <= n < 1 << 63:
+            raise ValueError(f"entry {said!r}")
+    if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
         raise ValueError(f"entry {said!r} has another size than its shape")
-    return Entry(said["dtype"], shape, begin, end)
+    return Entry(dtype, shape, begin, end)
 
 
-def _check_entries(entries: Mapping[str, Entry], data_bytes: int, where: str) -> None:
-    """Every byte of the data belongs to one entry."""
+def _place(item: tuple[str, Entry]) -> tuple[int, int]:
+    return item[1].begin, item[1].end
+
+
+def _check_entries(entries: Sequence[tuple[str, Entry]], data_bytes: int, where: str) -> None:
+    """Every byte of the data belongs to one entry; they are sorted."""
     end = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+    for name, entry in entries:
         if entry.begin != end:
             what = "overlaps what is before it" if entry.begin < end else "leaves a hole before it"
             raise FormatError(f"entry {name[:200]!r} {what}, at {entry.begin}", where=where)

@@ -21,8 +21,9 @@ from dos.memory.sizes import PAGE_BYTES, padded_bytes
 class Leaves:
     """Makes the leaves of one file's tree.
 
-    First `plan` is told of every leaf that is wanted, and checks it; `allocate`; then `make`
-    makes each; then the wanted bytes are read; at last `finish` copies what has to be elsewhere.
+    First `plan` is told of every leaf that is wanted, and checks it; `allocate`; then, while the
+    wanted bytes are read, `keep_pages`, and `make` makes each; at last `finish` copies what has
+    to be elsewhere.
 
     Args:
         wanted: what is wanted of each file, filled here; the first file holds the tree.
@@ -85,7 +86,28 @@ class Leaves:
                 self._allocate_whole(path, spec, spec.whole)
         for wanted in self._wanted:
             wanted.allocate()
-        self._keep_pages()
+
+    def keep_pages(self) -> None:
+        """Give each entry its memory; entries that share a page stay and go together."""
+        named = [(self._entries[name], name) for name in self._memory if name in self._entries]
+        groups: list[tuple[int, int, list[str]]] = []
+        for entry, name in sorted(named, key=lambda one: one[0][2:]):
+            begin = entry.begin - entry.begin % PAGE_BYTES
+            if groups and begin < padded_bytes(groups[-1][1]):
+                begin, end, names = groups.pop()
+                groups.append((begin, max(end, entry.end), names))
+            else:
+                groups.append((begin, entry.end, names := []))
+            names.append(name)
+        chunk_bytes = self._wanted[0].opened.header.chunk_bytes
+        for begin, end, names in groups:
+            found = self._wanted[0].arena_of(begin // chunk_bytes)
+            assert found is not None
+            at = found[1] + begin % chunk_bytes
+            view = found[0].keep(at, at + end - begin)
+            for name in names:
+                entry = self._entries[name]
+                self._memory[name] = view[entry.begin - begin : entry.end - begin]
 
     def make(self, path: str, told: dict[str, Any]) -> Any:
         """A leaf that was planned; its elements are undefined until they are read."""
@@ -134,28 +156,6 @@ class Leaves:
                 at = address + part.start * whole.dtype.itemsize
                 targets = files[part.opened.header.file_id].targets
                 targets.append(Target(entry.begin, entry.end, at))
-
-    def _keep_pages(self) -> None:
-        """Give each entry its memory; entries that share a page stay and go together."""
-        named = [(self._entries[name], name) for name in self._memory if name in self._entries]
-        groups: list[tuple[int, int, list[str]]] = []
-        for entry, name in sorted(named, key=lambda one: one[0][2:]):
-            begin = entry.begin - entry.begin % PAGE_BYTES
-            if groups and begin < padded_bytes(groups[-1][1]):
-                begin, end, names = groups.pop()
-                groups.append((begin, max(end, entry.end), names))
-            else:
-                groups.append((begin, entry.end, names := []))
-            names.append(name)
-        chunk_bytes = self._wanted[0].opened.header.chunk_bytes
-        for begin, end, names in groups:
-            found = self._wanted[0].arena_of(begin // chunk_bytes)
-            assert found is not None
-            at = found[1] + begin % chunk_bytes
-            view = found[0].keep(at, at + end - begin)
-            for name in names:
-                entry = self._entries[name]
-                self._memory[name] = view[entry.begin - begin : entry.end - begin]
 
     def _array(self, spec: Spec) -> np.ndarray[Any, Any]:
         if 0 in spec.shape or not spec.dtype.itemsize:

@@ -78,6 +78,7 @@ def load(
             decoder = _plan(opened, leaves, Globs(only), allowed_classes(allow), trusted)
             leaves.allocate()
             reading.start()
+            leaves.keep_pages()
             state = decoder.again(leaves.make).decode(opened.files[0].index.said["tree"])
             reading.wait()
             leaves.finish()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ from dos.checkpoint.wholes import Whole
 from dos.errors import FormatError
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """A leaf: which bytes it is made of, and how.
 
     Attributes:
@@ -100,7 +98,13 @@ def _make(
         if grad and not (dtype.is_floating_point or dtype.is_complex):
             raise ValueError(f"{dtype} cannot require a gradient")
     shape = _integers(told["shape"]) if "shape" in told else entry.shape
-    if len(shape) > DIMENSIONS or any(n < 0 for n in shape):
+    if len(shape) > DIMENSIONS:
+        raise ValueError(f"{len(shape)} dimensions")
+    if len(told) == grad + parameter:  # all else is as the header says, which was checked
+        if entry.begin % dtype.itemsize and entry.end > entry.begin:
+            raise ValueError("its elements are not aligned")
+        return Spec(name, None, dtype, shape, 0, None, None, grad, parameter, same)
+    if any(n < 0 for n in shape):
         raise ValueError(f"shape {shape}")
     is_view = "offset" in told
     offset = told.get("offset", 0)
