@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dos.bench import raw, states
-from dos.bench.peers import Peer, available_peers, drop_from_cache, make_durable, read_all
+from dos.bench.peers import Peer, available_peers, drop_from_cache, make_durable
 from dos.bench.raw import GIB
 from dos.checkpoint import load, save
 
@@ -53,18 +53,17 @@ class Bench:
             peer_rounds: of them with the other libraries, too.
         """
         try:
-            state = states.blocks(self.n_bytes)
             self._progress("looking for the bare disk's best requests")
             write, read = raw.best_shapes(self._path, self.n_bytes, self.fresh, rounds=2)
+            state = states.blocks(self.n_bytes)
             peers = available_peers()
-            ours = Peer(_save_ours, lambda path, _: dict(load(path)), durable=True)
-            self.measure("dos", ours, state, checked=True)
+            self.measure("dos", _OURS, state, checked=True)
             self.saves, self.loads = {}, {}  # what is done first is no measurement
             for number in range(rounds):
                 self._progress(f"round {number + 1} of {rounds}")
                 for turn in ("dos", "raw") if number % 2 == 0 else ("raw", "dos"):
                     if turn == "dos":
-                        self.measure("dos", ours, state)
+                        self.measure("dos", _OURS, state)
                     else:
                         self._raw(write, read)
                 for name, peer in peers.items() if number < peer_rounds else ():
@@ -82,8 +81,8 @@ class Bench:
             "spreads": {
                 "save": {name: _spread(rates) for name, rates in self.saves.items()},
                 "load": {name: _spread(rates) for name, rates in self.loads.items()},
-                "save_of_raw": _spread(_ratios(self.saves, "raw")),
-                "load_of_raw": _spread(_ratios(self.loads, "raw")),
+                "save_of_raw": _spread(_ratios(self.saves, "dos", "raw")),
+                "load_of_raw": _spread(_ratios(self.loads, "dos", "raw")),
             },
             "save_extra_bytes": extra_bytes,
             "raw_shapes": {"save": write, "load": read},
@@ -92,7 +91,7 @@ class Bench:
         }
 
     def measure(
-        self, name: str, peer: Peer, state: dict[str, torch.Tensor], *, checked: bool = False
+        self, name: str, peer: Peer, state: dict[str, Any], *, checked: bool = False
     ) -> None:
         """Time one save and one load; with `checked` what comes back must be equal."""
         self.fresh()
@@ -105,26 +104,23 @@ class Bench:
         saved_s = _timed(save_durably)
         self.saves.setdefault(name, []).append(self.n_bytes / GIB / saved_s)
         drop_from_cache(self._path)
-        loaded: list[dict[str, torch.Tensor]] = []
-
-        def load_all() -> None:
-            loaded.append(peer.load(self._path, state))
-            read_all(loaded[0])
-
-        self.loads.setdefault(name, []).append(self.n_bytes / GIB / _timed(load_all))
+        loaded: list[dict[str, Any]] = []
+        loaded_s = _timed(lambda: loaded.append(peer.load(self._path, state)))
+        self.loads.setdefault(name, []).append(self.n_bytes / GIB / loaded_s)
         if checked and not all(torch.equal(state[key], loaded[0][key]) for key in state):
             raise AssertionError(f"{name} has not loaded what it saved")
 
     def shapes(self, rounds: int) -> dict[str, object]:
         """Many tensors and objects beside one tensor of their size; and very small ones."""
-        times_s: dict[str, list[float]] = {"one": [], "many": [], "tiny": []}
-        made = {"one": states.one(self.n_bytes), "many": states.many(self.n_bytes)}
-        made["tiny"] = states.tiny()
+        large = {"one": states.one(self.n_bytes), "many": states.many(self.n_bytes)}
+        tiny, tiny_s = states.tiny(), []
         try:
-            for _ in range(rounds):
-                for name, state in made.items():
-                    self.fresh()
-                    times_s[name].append(_timed(lambda state=state: _save_ours(state, self._path)))  # type: ignore[misc]
+            for number in range(rounds):
+                self._progress(f"shapes, round {number + 1} of {rounds}")
+                for name in ("one", "many") if number % 2 == 0 else ("many", "one"):
+                    self.measure(name, _OURS, large[name])
+                self.fresh()
+                tiny_s.append(_timed(lambda: _save_ours(tiny, self._path)))
             file = os.path.join(self._path, "rank-00000.safetensors")
             file_bytes = os.path.getsize(file)
             with open(file, "rb") as opened:
@@ -132,12 +128,18 @@ class Bench:
         finally:
             self.remove()
         payload_bytes = states.SMALL_TENSORS * states.TINY_BYTES
-        pairs = zip(times_s["many"], times_s["one"], strict=True)
+        slower = {
+            "save": _ratios(self.saves, "one", "many"),
+            "load": _ratios(self.loads, "one", "many"),
+        }
         return {
-            "many_vs_one": _median([many / one for many, one in pairs]),
-            "tiny_s": _median(times_s["tiny"]),
+            "many_vs_one": {name: _median(ratios) for name, ratios in slower.items()},
+            "tiny_s": _median(tiny_s),
             "tiny_overhead_bytes": file_bytes - header_bytes - payload_bytes,
-            "times_s": {name: [round(s, 3) for s in times] for name, times in times_s.items()},
+            "spreads": {
+                **{name: _spread(ratios) for name, ratios in slower.items()},
+                "tiny_s": _spread(tiny_s),
+            },
         }
 
     def fresh(self) -> None:
@@ -180,18 +182,22 @@ def _save_ours(state: Any, path: str) -> None:
     save(state, path).result()
 
 
+_OURS = Peer(_save_ours, lambda path, _: dict(load(path)), durable=True)
+
+
 def _timed(call: Callable[[], object]) -> float:
     begun_s = time.perf_counter()
     call()
     return time.perf_counter() - begun_s
 
 
-def _ratios(rates: Rates, other: str) -> list[float]:
-    return [ours / theirs for ours, theirs in zip(rates["dos"], rates.get(other, []), strict=False)]
+def _ratios(rates: Rates, of: str, to: str) -> list[float]:
+    """Of the rounds that have both."""
+    return [one / other for one, other in zip(rates[of], rates.get(to, []), strict=False)]
 
 
 def _ratio(rates: Rates, other: str) -> float | None:
-    ratios = _ratios(rates, other)
+    ratios = _ratios(rates, "dos", other)
     return _median(ratios) if ratios else None
 
 

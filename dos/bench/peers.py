@@ -69,12 +69,6 @@ def drop_from_cache(path: str) -> None:
             os.close(fd)
 
 
-def read_all(state: State) -> None:
-    """Touch every page: a tensor may stand for a file that nobody has read."""
-    for tensor in state.values():
-        tensor.view(torch.uint8).flatten()[::4096].sum()
-
-
 def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -110,7 +104,10 @@ def _save_safetensors(state: State, path: str) -> None:
 def _load_safetensors(path: str, like: State) -> State:
     from safetensors.torch import load_file
 
-    return dict(load_file(path))
+    state = dict(load_file(path))
+    for tensor in state.values():  # mapped: a page is read when it is touched
+        tensor.view(torch.uint8).flatten()[::4096].sum()
+    return state
 
 
 def _save_torchsnapshot(state: State, path: str) -> None:

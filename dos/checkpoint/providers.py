@@ -195,10 +195,11 @@ def _unusual(
 
 def _overlapping(looks: Sequence[_Look]) -> list[list[_Look]]:
     """Groups whose live bytes overlap, in the order of their first leaf."""
+    places = [(look.place, look.begin) for look in looks]
     groups: list[list[int]] = []
     last: list[int] = []  # the group that ends at `end`
     place, end = "", 0
-    for number in sorted(range(len(looks)), key=lambda n: (looks[n].place, looks[n].begin)):
+    for number in sorted(range(len(looks)), key=places.__getitem__):
         look = looks[number]
         if not look.n_bytes:
             groups.append([number])
@@ -209,7 +210,9 @@ def _overlapping(looks: Sequence[_Look]) -> list[list[_Look]]:
             last = [number]
             groups.append(last)
             place, end = look.place, look.end
-    return [[looks[number] for number in sorted(group)] for group in sorted(groups, key=min)]
+    for group in groups:
+        group.sort()
+    return [[looks[number] for number in group] for group in sorted(groups)]
 
 
 def _covers(look: _Look, group: Sequence[_Look]) -> bool:

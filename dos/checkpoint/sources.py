@@ -30,6 +30,8 @@ class Memory:
         keep: what keeps them alive.
     """
 
+    __slots__ = ("_keep", "address")
+
     def __init__(self, address: int, keep: Any) -> None:
         self.address = address
         self._keep = keep
