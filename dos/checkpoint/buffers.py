@@ -35,21 +35,25 @@ class Slots:
     Args:
         count: how many.
         slot_bytes: size of each, a multiple of a page.
+
+    Attributes:
+        views: the slots.
+        addresses: where each begins.
+        free: numbers of those that are not in use.
     """
 
     def __init__(self, count: int, slot_bytes: int) -> None:
-        self.memory = aligned_buffer(count * slot_bytes)
-        self._views = [
-            self.memory[begin : begin + slot_bytes]
-            for begin in range(0, count * slot_bytes, slot_bytes)
+        memory = aligned_buffer(count * slot_bytes)
+        self.views = [
+            memory[begin : begin + slot_bytes] for begin in range(0, count * slot_bytes, slot_bytes)
         ]
-        start = address_of(self.memory)
+        start = address_of(memory)
         self.addresses = [start + number * slot_bytes for number in range(count)]
         self.free = list(range(count))
 
     def view(self, slot: int, n_bytes: int) -> memoryview:
         """The first bytes of a slot."""
-        return self._views[slot][:n_bytes]
+        return self.views[slot][:n_bytes]
 
 
 def address_of(view: memoryview) -> int:

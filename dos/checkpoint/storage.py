@@ -112,9 +112,10 @@ class Storage(Protocol):
 
         Args:
             depth: how many may be in flight.
-            registered: memory that buffers will lie in again and again, the most used first.
-                As much of it as the system allows is prepared once instead of for each
-                transfer; for memory that is used once that takes longer.
+            registered: memory that buffers will lie in again and again, piece by piece. As
+                much of it as the system allows is prepared once, each piece when it is first
+                used, instead of for each transfer; for memory that is used once that takes
+                longer.
         """
 
     def rename(self, old: str, new: str) -> None:

@@ -97,7 +97,7 @@ class FileWriter:
     def _write_some(self, file: Any, chunks: Iterator[int]) -> None:
         layout = self._layout
         slots = Slots(min(self._depth, layout.n_chunks), layout.chunk_bytes)
-        queue = self._storage.queue(depth=self._depth, registered=[slots.memory])
+        queue = self._storage.queue(depth=self._depth, registered=slots.views)
         flying: dict[int, int | None] = {}  # slot by chunk
 
         def land(*, wait: bool) -> None:

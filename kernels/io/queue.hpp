@@ -40,7 +40,7 @@ class Queue {
   // Appends what ended since the last call. With `wait` at least one, if any is in flight.
   virtual void completed(bool wait, std::vector<Completion>& ended) = 0;
 
-  // Bytes of the registered memory that the system took.
+  // Bytes of the registered memory that the system took so far.
   virtual std::size_t registered_bytes() const { return 0; }
 
  protected:
@@ -54,8 +54,8 @@ class Queue {
 // Throws std::invalid_argument unless 1 <= depth <= 4096.
 std::unique_ptr<Queue> make_thread_queue(std::size_t depth);
 
-// As much of `registered` as the system takes is prepared once instead of for each transfer,
-// in its order. Throws std::system_error where io_uring is refused.
+// As much of `registered` as the system takes is prepared once, when it is first used, instead of
+// for each transfer: each entry as a whole. Throws std::system_error where io_uring is refused.
 std::unique_ptr<Queue> make_uring_queue(std::size_t depth, const std::vector<Memory>& registered);
 
 // Why there is no io_uring here; empty if it works.

@@ -37,31 +37,41 @@ class Ring {
   io_uring ring_{};
 };
 
-// Memory that the ring has prepared, cut where the kernel wants it cut.
+// Memory that the ring prepares, cut where the kernel wants it cut.
 class Pieces {
  public:
-  Pieces(io_uring* ring, const std::vector<Memory>& registered) {
+  Pieces(io_uring* ring, const std::vector<Memory>& registered) : ring_(ring) {
     for (const Memory& memory : registered) {
       for (std::size_t at = 0; at < memory.n_bytes; at += kPieceLimit) {
         const std::size_t n_bytes = std::min(kPieceLimit, memory.n_bytes - at);
-        if (pieces_.size() < kPiecesLimit) pieces_.push_back({memory.address + at, n_bytes, 0});
+        if (pieces_.size() < kPiecesLimit) pieces_.push_back({memory.address + at, n_bytes});
       }
     }
-    if (!pieces_.empty()) register_with(ring);
+    std::sort(pieces_.begin(), pieces_.end(),
+              [](const Piece& a, const Piece& b) { return a.address < b.address; });
+    const auto count = static_cast<unsigned>(pieces_.size());
+    // An empty table, because a refusal (the limit of locked memory, or a kernel without such
+    // tables) then leaves what was taken before.
+    refused_ = count == 0 || io_uring_register_buffers_sparse(ring_, count) != 0;
   }
 
-  // The index of the piece that holds all of it; -1: none.
-  int find(const char* data, std::size_t n_bytes) const {
+  // The index of the prepared piece that holds all of it; -1: none. A piece is prepared when it
+  // is used for the first time: by then its pages are there, and nothing waits for those of
+  // the others.
+  int find(const char* data, std::size_t n_bytes) {
     auto after = std::upper_bound(pieces_.begin(), pieces_.end(), data,
                                   [](const char* at, const Piece& p) { return at < p.address; });
     if (after == pieces_.begin()) return -1;
-    const Piece& piece = *--after;
-    return data + n_bytes <= piece.address + piece.n_bytes ? piece.index : -1;
+    Piece& piece = *--after;
+    if (data + n_bytes > piece.address + piece.n_bytes) return -1;
+    const auto index = static_cast<unsigned>(after - pieces_.begin());
+    if (!piece.taken && !refused_) take(piece, index);
+    return piece.taken ? static_cast<int>(index) : -1;
   }
 
   std::size_t n_bytes() const {
     std::size_t sum = 0;
-    for (const Piece& piece : pieces_) sum += piece.n_bytes;
+    for (const Piece& piece : pieces_) sum += piece.taken ? piece.n_bytes : 0;
     return sum;
   }
 
@@ -69,29 +79,19 @@ class Pieces {
   struct Piece {
     char* address;
     std::size_t n_bytes;
-    int index;
+    bool taken = false;
   };
 
-  // One by one into an empty table, so that a refusal (the limit of locked memory, or a kernel
-  // without such tables) leaves what was taken before.
-  void register_with(io_uring* ring) {
-    std::size_t taken = 0;
-    if (io_uring_register_buffers_sparse(ring, static_cast<unsigned>(pieces_.size())) == 0) {
-      for (; taken < pieces_.size(); ++taken) {
-        Piece& piece = pieces_[taken];
-        const iovec memory{piece.address, piece.n_bytes};
-        const __u64 tag = 0;
-        const auto index = static_cast<unsigned>(taken);
-        if (io_uring_register_buffers_update_tag(ring, index, &memory, &tag, 1) != 1) break;
-        piece.index = static_cast<int>(taken);
-      }
-    }
-    pieces_.resize(taken);
-    std::sort(pieces_.begin(), pieces_.end(),
-              [](const Piece& a, const Piece& b) { return a.address < b.address; });
+  void take(Piece& piece, unsigned index) {
+    const iovec memory{piece.address, piece.n_bytes};
+    const __u64 tag = 0;
+    piece.taken = io_uring_register_buffers_update_tag(ring_, index, &memory, &tag, 1) == 1;
+    refused_ = !piece.taken;
   }
 
-  std::vector<Piece> pieces_;  // by address
+  io_uring* const ring_;
+  std::vector<Piece> pieces_;  // by address, each at its index in the kernel's table
+  bool refused_ = false;
 };
 
 class UringQueue final : public Queue {
@@ -159,7 +159,7 @@ class UringQueue final : public Queue {
     }
   }
 
-  void prepare(io_uring_sqe* sqe, const Transfer& transfer) const {
+  void prepare(io_uring_sqe* sqe, const Transfer& transfer) {
     char* const data = transfer.data + transfer.done;
     const auto n_bytes = static_cast<unsigned>(transfer.n_bytes - transfer.done);
     const std::uint64_t offset = transfer.offset + transfer.done;

@@ -196,7 +196,7 @@ void registered_memory_is_used_in_any_part() {
   std::vector<char> first(3 * 4096), second(2 * 4096), other(4096, 'o');
   const std::unique_ptr<Queue> queue = dos::io::make_uring_queue(
       4, {{second.data(), second.size()}, {first.data(), first.size()}});
-  CHECK(queue->registered_bytes() == 5 * 4096);
+  CHECK(queue->registered_bytes() == 0);
   first.assign(first.size(), 'f');
   second.assign(second.size(), 's');
   queue->submit({true, file.fd, 0, first.data() + 100, 4096, 1, 0});
@@ -207,6 +207,7 @@ void registered_memory_is_used_in_any_part() {
   CHECK(pread(file.fd, read, sizeof read, 0) == sizeof read);
   CHECK(read[0] == 'f' && read[4095] == 'f' && read[4096] == 's' && read[8191] == 's');
   CHECK(read[8192] == 'o');
+  CHECK(queue->registered_bytes() == 5 * 4096);
 }
 
 Step after(Transfer& transfer, std::int64_t result) { return advance(transfer, result); }
