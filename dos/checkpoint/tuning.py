@@ -18,7 +18,7 @@ class IoShape(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    depth: int = Field(default=16, ge=1, le=256, description="in flight, of all queues together")
+    depth: int = Field(default=32, ge=1, le=256, description="in flight, of all queues together")
     queues: int = Field(default=2, ge=1, le=16, description="each used by a thread of its own")
     direct: bool = Field(default=True, description="past the page cache")
 
