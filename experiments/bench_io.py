@@ -84,6 +84,7 @@ def measure(directory: str, gib: float, rounds: int, progress: Any) -> dict[str,
         )
     tensors = layers(int(gib * GIB))
     n_bytes = sum(tensor.nbytes for of_rank in tensors for tensor in of_rank)
+    os.makedirs(directory, exist_ok=True)
     path = os.path.join(os.path.abspath(directory), f"dos-bench-io-{os.getpid()}")
     tried = strategies()
     saves: Rates = {one: [] for one in tried}
