@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 import xxhash
@@ -133,10 +134,15 @@ def header_draft(file_id: FileId, entries: Mapping[str, Entry], chunk_bytes: int
         "index_bytes": str(index.end - index.begin),
         "index_digest": "0" * _DIGEST_CHARS,
     }
-    said: dict[str, Any] = {"__metadata__": metadata}
+    parts = [f'{{"__metadata__":{json.dumps(metadata, separators=(",", ":"))}']
+    # Put together here, because a state may have tens of thousands, each of a few known parts.
     for name, (dtype, shape, begin, end) in entries.items():
-        said[name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
-    text = json.dumps(said, separators=(",", ":"), ensure_ascii=False).encode()
+        lengths = ",".join(map(str, shape))
+        parts.append(
+            f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":[{lengths}],'
+            f'"data_offsets":[{begin},{end}]}}'
+        )
+    text = (",".join(parts) + "}").encode()
     n_bytes = -(-(8 + len(text)) // BLOCK_BYTES) * BLOCK_BYTES - 8
     if n_bytes > HEADER_LIMIT_BYTES:
         raise FormatError(

@@ -91,9 +91,10 @@ class Layout:
 
     def add_run(self, extent: Extent) -> None:
         """Place an extent behind the last entry."""
-        entry = self.add(extent.name, extent.dtype, extent.shape, extent.n_bytes)
-        if extent.n_bytes:
-            self.runs.append(Run(entry.begin, entry.end, extent.source))
+        name, dtype, shape, n_bytes, _, source = extent
+        _, _, begin, end = self.add(name, dtype, shape, n_bytes)
+        if n_bytes:
+            self.runs.append(Run(begin, end, source))
 
     def align(self, n_bytes: int) -> None:
         """Go on at a multiple; the gap has a name too, because safetensors wants it so."""
@@ -127,7 +128,8 @@ def lay_out(
         layout.align(BLOCK_BYTES)
         layout.add_run(extent)
     packed = _PACK_BYTES
-    for extent in sorted(small, key=lambda one: -_alignment(one)):
+    small.sort(key=_alignment, reverse=True)
+    for extent in small:
         if packed >= _PACK_BYTES:
             layout.align(BLOCK_BYTES)
             packed = 0

@@ -96,7 +96,7 @@ def _look(leaf: Leaf) -> _Look:
     if isinstance(leaf.value, np.ndarray):
         return _look_at_array(leaf, leaf.value)
     tensor: torch.Tensor = leaf.value
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise FormatError(
             "sparse, quantized and nested tensors cannot be saved",
             where=text_of(leaf.path),
@@ -116,7 +116,7 @@ def _look(leaf: Leaf) -> _Look:
         )
     shape, item_bytes = tuple(tensor.shape), tensor.element_size()
     device = "cpu" if tensor.is_cpu else str(tensor.device)
-    n_bytes = tensor.numel() * item_bytes
+    n_bytes = tensor.nbytes
     first = tensor.data_ptr() if n_bytes else 0
     plain = not (tensor.is_conj() or tensor.is_neg())
     in_order = tensor.is_contiguous() and plain
