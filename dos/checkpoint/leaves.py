@@ -47,7 +47,7 @@ class Leaves:
         self._ordered: dict[str, str] = {}
         self._arenas: list[Arena] = []
         self._memory: dict[str, memoryview] = {}
-        self._storages: dict[str, torch.UntypedStorage] = {}
+        self._storages: dict[tuple[str, torch.device], torch.UntypedStorage] = {}
         self._made: dict[str, Any] = {}
         self._finish: list[Callable[[], None]] = []
 
@@ -183,7 +183,7 @@ class Leaves:
                 return torch.empty_strided(spec.shape, steps, dtype=spec.dtype, device=device)
             return torch.empty(spec.shape, dtype=spec.dtype, device=device)
         made = torch.empty(0, dtype=spec.dtype, device=device).set_(
-            self._storage(spec, device),
+            self._storage(spec.name or f"{spec.same}#", device),
             spec.offset // spec.dtype.itemsize,
             spec.shape,
             steps or (),
@@ -195,11 +195,11 @@ class Leaves:
         self._finish.append(lambda: _copy(ordered, made))
         return ordered
 
-    def _storage(self, spec: Spec, device: torch.device) -> torch.UntypedStorage:
+    def _storage(self, name: str, device: torch.device) -> torch.UntypedStorage:
         """The bytes of an entry, one storage for all leaves that lie in it."""
-        key = f"{device} {spec.name or spec.same + '#'}"
+        key = name, device
         if key not in self._storages:
-            memory = self._memory[spec.name or f"{spec.same}#"]
+            memory = self._memory[name]
             flat = torch.frombuffer(memory, dtype=torch.uint8)
             if device.type != "cpu":
                 host, flat = flat, torch.empty(len(memory), dtype=torch.uint8, device=device)
