@@ -6,8 +6,8 @@ They call the engines that checkpoints are written with, so that only the strate
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -161,23 +161,10 @@ def _path(directory: str, number: int) -> str:
     return os.path.join(directory, f"{number:05d}")
 
 
-def _by_ranks(move: Any, plan: Plan) -> None:
-    """Ranks at once, each a thread here; the first failure is raised."""
-    errors: list[BaseException] = []
-
-    def run(requests: list[Request]) -> None:
-        try:
-            move(requests)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(requests,)) for requests in plan.requests]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+def _by_ranks(move: Callable[[list[Request]], None], plan: Plan) -> None:
+    """Ranks at once, each a thread here; a failure is raised."""
+    with ThreadPoolExecutor(len(plan.requests)) as pool:
+        list(pool.map(move, plan.requests))
 
 
 def _move(storage: Storage, files: list[Any], requests: list[Request], *, write: bool) -> None:
