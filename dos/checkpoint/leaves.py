@@ -135,7 +135,9 @@ class Leaves:
         self._finish = []
 
     def close(self) -> None:
-        """Give back memory that no leaf keeps."""
+        """Give back memory that no leaf keeps, and forget those that were made."""
+        # A decoder that refers to itself refers to this: until the collector comes by.
+        self._memory, self._storages, self._made = {}, {}, {}
         for arena in self._arenas:
             arena.close()
         for wanted in self._wanted:

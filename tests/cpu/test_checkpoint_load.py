@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +137,6 @@ def test_memory_goes_with_the_last_tensor(tmp_path: Path) -> None:
     assert resident_bytes() > before + (120 << 20)
     small = back["small"]
     del back
-    gc.collect()
     assert resident_bytes() < before + (32 << 20)
     assert torch.equal(small, torch.ones(3))
 
@@ -144,6 +144,17 @@ def test_memory_goes_with_the_last_tensor(tmp_path: Path) -> None:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def test_memory_does_not_wait_for_the_collector(saved: Path) -> None:
+    gc.disable()
+    try:
+        tensor = dos.checkpoint.load(saved, only="model/w")["model"]["w"]
+        gone = weakref.ref(tensor)
+        del tensor
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_loaded_tensor_is_saved_alone(saved: Path, tmp_path: Path) -> None:
