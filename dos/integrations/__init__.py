@@ -1,1 +1,1 @@
-"""What works this library into others: DeepSpeed ZeRO-3."""
+"""Other libraries' training loops, and what works this optimizer into them."""
