@@ -15,6 +15,7 @@ _HOME = {
     "DOSConfig": "dos.config",
     "VirtualDevice": "dos.config",
     "register_ddp": "dos.ddp",
+    "register_transformers": "dos.integrations.transformers",
     "DOSError": "dos.errors",
     "ConfigError": "dos.errors",
     "IntegrationError": "dos.errors",
@@ -39,6 +40,7 @@ __all__ = [
     "VirtualDevice",
     "register_ddp",
     "register_deepspeed",
+    "register_transformers",
 ]
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         PlanError,
         PoolError,
     )
+    from dos.integrations.transformers import register_transformers
     from dos.optimizer import DOSOptimizer
 
 

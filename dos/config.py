@@ -114,6 +114,11 @@ class DOSConfig(_Options):
         strict=True,
         description="free p.grad as soon as it is sent; torch's own clipping is then refused",
     )
+    overlap_forward: bool = Field(
+        default=False,
+        strict=True,
+        description="step() returns early; each module's forward waits for its own weights",
+    )
 
     profile: str | Path | Pace | None = Field(
         default=None,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import cast as as_type
 
 import torch
@@ -16,7 +15,7 @@ from dos.errors import ConfigError
 from dos.execute.backend import Backend, Device
 from dos.execute.devices import choose_backend
 from dos.execute.interpreter import Interpreter
-from dos.execute.record import NO_BACKWARD, StepRecord
+from dos.execute.record import NO_BACKWARD, Recording, StepRecord
 from dos.execute.work import DTYPES, Piece, StepInputs, StepWork
 from dos.execute.worker import HostBackend
 from dos.kernels import adam, cast
@@ -24,20 +23,14 @@ from dos.kernels.cast import Examined
 from dos.kernels.scalars import AdamScalars
 from dos.memory import Pool
 from dos.memory.flat import flat
-from dos.plan import Subgroup, SubgroupSize, UpdatePlan, build, partition, verify
+from dos.plan import Subgroup, SubgroupSize, UpdatePlan, partition
+from dos.planning import Planner
 from dos.sending import GradientSender
-from dos.shards import count_write, local_of
+from dos.shards import local_of
 from dos.state import OptimizerState, pieces_of, requirement, size_of
 from dos.stride import AutoStride, DeviceMemory, Stride, slot_bytes
 from dos.stride_profile import auto_stride, warn_without_effect
-
-_PLANS_KEPT = 16
-"""Plans kept for reuse: one per stride, subgroups without a gradient, and gradients sent."""
-
-_PLANNED_FOR = 256
-"""Subgroups by which a stride is chosen: more take as long each, and longer to simulate."""
-
-_PlanKey = tuple[str, tuple[SubgroupSize, ...], frozenset[int]]
+from dos.tail import Tail, writers_of
 
 
 class UpdateEngine:
@@ -72,8 +65,10 @@ class UpdateEngine:
         self._subgroups: list[Subgroup] = []
         self._sizes: tuple[SubgroupSize, ...] = ()
         self._pools: list[Pool] = []
-        self._plans: dict[_PlanKey, UpdatePlan] = {}
         self._torn = False
+        self._last_step: StepRecord | None = None
+        self._recording: Recording | None = None
+        self._unjudged: StepRecord | None = None
         # Memory made under inference_mode could not be updated outside of it.
         with torch.inference_mode(False), ExitStack() as cleanup:
             self._backend: Backend = choose_backend(config.device, parameters)
@@ -84,7 +79,8 @@ class UpdateEngine:
             self._device = None if host_parameters else as_type(Device, self._backend)
             self._threads = adam.make_pool(config.threads, pin=config.pin_threads)
             cleanup.callback(self._threads.close)
-            self._auto = None
+            self._planner = Planner(config, host_parameters=host_parameters)
+            self._auto: AutoStride | None = None
             self._stride = config.stride
             if host_parameters:
                 warn_without_effect(config)
@@ -96,11 +92,13 @@ class UpdateEngine:
             if self._device is not None and not placed:
                 self.sender = GradientSender(self._device, release=config.release_grads)
                 cleanup.callback(self.sender.close)
+            self._tail = Tail(overlap=config.overlap_forward)
+            cleanup.callback(self._tail.close)
             self._cleanup = cleanup
             self.extend(parameters, groups)
             self._cleanup = cleanup.pop_all()
             # Frees threads and memory with this object, also when nobody calls close().
-            self._finalizer = weakref.finalize(self, self._cleanup.close)
+            self._finalizer = weakref.finalize(self, _shut_down, self._tail, self._cleanup)
 
     @property
     def label(self) -> str:
@@ -130,6 +128,7 @@ class UpdateEngine:
             ConfigError: one lies on another device. Nothing has been changed then.
             PoolError: host memory is too small. Nothing has been changed then.
         """
+        self._tail.check(parameters)
         everything = [*self._parameters, *parameters]
         for parameter in parameters:
             if parameter.device != everything[0].device:
@@ -146,13 +145,9 @@ class UpdateEngine:
             first_subgroup=len(self._subgroups),
             apart=self._placed,
         )
+        host, widen = self._device is None and not self._placed, self._config.wire == "fp32"
         pieces = [
-            pieces_of(
-                subgroup,
-                everything,
-                host_parameters=self._device is None and not self._placed,
-                widen=self._config.wire == "fp32",
-            )
+            pieces_of(subgroup, everything, host_parameters=host, widen=widen)
             for subgroup in subgroups
         ]
         added = [size_of(its, everything) for its in pieces]
@@ -160,9 +155,8 @@ class UpdateEngine:
             added = [replace(size, grad_bytes=0) for size in added]
         sizes = (*self._sizes, *added)
         if self._stride == "auto" and self._auto is not None:
-            self._stride = self._auto.first(partial(self._sent_plan, sizes))
-        plan = self._build(self._stride, sizes, frozenset())
-        verify(plan)
+            self._stride = self._auto.first(self._planner.by_stride(sizes))
+        plan = self._planner.plan(self._stride, sizes)
         with torch.inference_mode(False):  # see __init__
             pool = self._reserve(pieces, plan, everything[0].device)
             try:
@@ -174,9 +168,10 @@ class UpdateEngine:
         self._pools.append(pool)
         self._parameters, self._sizes = everything, sizes
         self._subgroups += subgroups
-        self.plan, self._plans = plan, {(plan.stride, sizes, frozenset()): plan}
+        self.plan = plan
         if self.sender is not None:
             self.sender.extend(parameters, self.state.subgroups, plan.placement, self.state.staging)
+        self._tail.extend(parameters)
 
     def _reserve(
         self, pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, device: torch.device
@@ -217,10 +212,10 @@ class UpdateEngine:
         grads: Sequence[torch.Tensor | None],
         scalars: Sequence[AdamScalars | None],
         placed: Mapping[Piece, torch.Tensor] | None = None,
-    ) -> StepRecord:
+    ) -> None:
         """Update every parameter that has a gradient, and count its step.
 
-        All state is home on return.
+        All state is home on return; with `overlap_forward`, after `synchronize`.
 
         Args:
             grads: per parameter, its gradient here in its own memory order, 1-D, or None.
@@ -250,33 +245,58 @@ class UpdateEngine:
             device=self._device,
             pool=self._threads,
         )
-        plan = self._plan(self.state.still_to_send(self._sizes, inputs), absent)
+        sizes = self.state.still_to_send(self._sizes, inputs)
+        order = self._tail.order(self._subgroups)
+        plan = self._planner.plan(self._stride, sizes, absent, order)
+        updated = [index for index, grad in enumerate(grads) if grad is not None]
         # Until the step is over, some subgroups are a step ahead of the others.
         self._torn = True
-        record = self._interpreter.run(plan, work, backward)
+        running = self._interpreter.start(plan, work, backward)
+        writers = writers_of(plan, self.state.subgroups, updated)
+        self._tail.follow(running, writers, weakref.WeakMethod(self._ended))
+        if self._auto is not None:
+            if self._auto.unmeasured:
+                self.synchronize()  # a step beside it would be measured too
+            record, self._unjudged = self._unjudged, None
+            if record is not None:  # that of the step before, where this one runs on
+                self._choose_stride(self._auto, record)
+
+    def synchronize(self) -> None:
+        """Wait for the end of the last step; raises what failed in it."""
+        self._tail.synchronize()
+
+    @property
+    def last_step(self) -> StepRecord | None:
+        """How the last step went, at its end; None before the first."""
+        self.synchronize()
+        return self._last_step
+
+    def record(self, recording: Recording) -> None:
+        """Give the next steps to `recording`, until it has enough."""
+        self.synchronize()
+        self._recording = recording
+
+    def _ended(self, record: StepRecord, updated: Iterable[int]) -> None:
+        """The last step is over, and succeeded: said on any thread, backward's too."""
         self._torn = False
         if self.sender is not None:
             self.sender.let_go()
-        for index, grad in enumerate(grads):
-            if grad is not None:
-                self.state.steps[index] += 1
-                # A weight changed between forward and backward is then an error, as in torch.
-                count_write(self._parameters[index])
+        for index in updated:
+            self.state.steps[index] += 1
         if not self._placed:
             self.state.remember_weights()
-        if self._auto is not None:
-            self._choose_stride(self._auto, record)
-        return record
+        self._last_step = self._unjudged = record
+        if self._recording is not None and self._recording.add(record):
+            self._recording = None
 
     def change_stride(self, stride: Stride) -> None:
         """Place the subgroups by another stride from the next step on; the bits stay the same.
 
-        For engines made with stride="auto", whose memory suits every stride; right after a step,
-        before a gradient of the next one is sent. No state moves: streamed or not, it is at home
-        in host memory.
+        For engines made with stride="auto", whose memory suits every stride; right after `step`,
+        before a gradient of the next is sent. No state moves: what may be streamed is at home in
+        host memory. A step that runs on keeps its slots until it is over.
         """
-        plan = self._build(stride, self._sizes, frozenset())
-        verify(plan)
+        plan = self._planner.plan(stride, self._sizes)
         with torch.inference_mode(False):  # see __init__
             self.state.restage(plan)
         self._stride, self.plan = stride, plan
@@ -285,21 +305,21 @@ class UpdateEngine:
 
     def _choose_stride(self, auto: AutoStride, record: StepRecord) -> None:
         assert self._device is not None, "host parameters have no stride"
-        held_bytes = sum(part.nbytes for slot in self.state.staging.slots for part in slot)
-        memory = DeviceMemory(slot_bytes(self.plan), held_bytes, self._device.free_bytes())
-        planner = partial(self._sent_plan, self._sizes)
-        stride = auto.after_step(record, memory, planner)
-        if stride == self._stride:
-            return
+        held_bytes, free_bytes = self.state.staging.slot_bytes, self._device.free_bytes()
+        memory = DeviceMemory(slot_bytes(self.plan), held_bytes, free_bytes)
+        planner = self._planner.by_stride(self._sizes)
         try:
-            self.change_stride(stride)
+            if (stride := auto.after_step(record, memory, planner)) != self._stride:
+                self.change_stride(stride)
         except torch.OutOfMemoryError:
             self.change_stride(auto.out_of_memory(planner))
 
     def close(self) -> None:
-        """Stop all threads and give the memory back; idempotent."""
-        self._finalizer()
-        self.state.drop()
+        """Stop all threads and give the memory back; idempotent. Raises what failed in a step."""
+        try:
+            self._finalizer()
+        finally:
+            self.state.drop()
 
     def discard_gradients(self) -> None:
         """Forget gradients that were sent: they are about to be zeroed, or the step is skipped."""
@@ -320,31 +340,9 @@ class UpdateEngine:
         dtype = DTYPES[grad.dtype]
         return cast.examine(grad.data_ptr(), grad.numel(), dtype, pool=self._threads)
 
-    def _plan(self, sizes: tuple[SubgroupSize, ...], absent: frozenset[int]) -> UpdatePlan:
-        key = (str(self._stride), sizes, absent)
-        if key not in self._plans:
-            plan = self._build(self._stride, sizes, absent)
-            verify(plan)
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = plan
-        return self._plans[key]
 
-    def _sent_plan(self, sizes: Sequence[SubgroupSize], stride: Stride) -> UpdatePlan:
-        """What to choose a stride by: gradients sent before the step, not too many subgroups."""
-        sent = tuple(replace(size, grad_bytes=0) for size in sizes[:_PLANNED_FOR])
-        return self._build(stride, sent, frozenset())
-
-    def _build(
-        self, stride: float | str, sizes: tuple[SubgroupSize, ...], absent: frozenset[int]
-    ) -> UpdatePlan:
-        """The plan of a step over subgroups of these sizes, some of them without a gradient."""
-        if self._device is None:
-            return build(sizes, stride="host", host_parameters=True, absent=absent)
-        return build(
-            sizes,
-            stride=stride,
-            resident_ratio=self._config.resident_ratio,
-            slots=self._config.device_slots,
-            absent=absent,
-        )
+def _shut_down(tail: Tail, cleanup: ExitStack) -> None:
+    try:
+        tail.synchronize()  # nothing may run in memory that goes
+    finally:
+        cleanup.close()

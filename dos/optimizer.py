@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch._compile import _disable_dynamo  # unlike torch.compiler's, imports no compiler
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from dos.config import DOSConfig
 from dos.engine import UpdateEngine
@@ -16,21 +17,18 @@ from dos.execute.record import Recording, StepRecord
 from dos.grad_scale import ClipFactor, check_finite, loss_unscaling, total_norm
 from dos.gradients import read_gradients
 from dos.kernels import norm
-from dos.kernels.scalars import AdamScalars
 from dos.plan import UpdatePlan
 from dos.released import drop_stand_ins
 from dos.saved_state import load_saved, read_saved
 from dos.state_dict import read_state_dict
 from dos.state_views import StateView
-from dos.wrapped import check_supported, find_parameters, read_group, trained_parameters
-
-_HOOKS = (
-    "_optimizer_step_pre_hooks",
-    "_optimizer_step_post_hooks",
-    "_optimizer_state_dict_pre_hooks",
-    "_optimizer_state_dict_post_hooks",
-    "_optimizer_load_state_dict_pre_hooks",
-    "_optimizer_load_state_dict_post_hooks",
+from dos.wrapped import (
+    check_supported,
+    find_parameters,
+    read_group,
+    share_hooks,
+    step_scalars,
+    trained_parameters,
 )
 
 
@@ -56,7 +54,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer to wrap; its foreach and fused flags have no effect.
         **options: the fields of `dos.DOSConfig`: stride, subgroup_size, device,
             resident_ratio, device_slots, host_memory_bytes, ring_bytes, threads, pin_threads,
-            wire, release_grads, profile.
+            wire, release_grads, overlap_forward, profile.
 
     Raises:
         ConfigError: an option, the optimizer or a parameter cannot be used.
@@ -85,14 +83,12 @@ class DOSOptimizer(torch.optim.Optimizer):
         super().__init__(wrapped.param_groups, wrapped.defaults)
         self.param_groups = wrapped.param_groups
         self._wrapped = wrapped
-        # One set of hooks too: those registered before wrapping keep being called.
-        for hooks in _HOOKS:
-            setattr(self, hooks, getattr(wrapped, hooks))
+        share_hooks(self, wrapped)
         wrapped.state.clear()
-        self.state = StateView(self._engine.state, self._index_of)  # type: ignore[assignment]
-        self._last_step: StepRecord | None = None
+        self.state = StateView(  # type: ignore[assignment]
+            self._engine.state, self._index_of, self._engine.synchronize
+        )
         self._clip_factor = ClipFactor()
-        self._recording: Recording | None = None
 
     @property
     def plan(self) -> UpdatePlan:
@@ -101,8 +97,8 @@ class DOSOptimizer(torch.optim.Optimizer):
 
     @property
     def last_step(self) -> StepRecord | None:
-        """How the last step went: times, bytes, spans; None before the first."""
-        return self._last_step
+        """How the last step went: times, bytes, spans; None before the first. Waits for its end."""
+        return self._engine.last_step
 
     @_disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -122,12 +118,19 @@ class DOSOptimizer(torch.optim.Optimizer):
             self._step()
         return loss
 
+    def synchronize(self) -> None:
+        """Wait for what of the last step runs on after `step`, with `overlap_forward`.
+
+        Weights may be read in any way after it. Raises what failed in the step.
+        """
+        self._engine.synchronize()
+
     def metrics(self) -> dict[str, float]:
         """Figures of the last step for a logger, flat: times, bytes, rates; empty before the first.
 
         Waits for what the step has left running on the device.
         """
-        return {} if self._last_step is None else self._last_step.metrics()
+        return {} if self.last_step is None else self.last_step.metrics()
 
     def record_trace(self, path: str | Path, steps: int = 3) -> None:
         """Record the next `steps` steps, backwards included, and write them to `path`.
@@ -138,7 +141,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         Raises:
             ConfigError: fewer than one step, or no directory to write to.
         """
-        self._recording = Recording(Path(path), steps)
+        self._engine.record(Recording(Path(path), steps))
 
     @_disable_dynamo
     def clip_grad_norm_(
@@ -184,6 +187,8 @@ class DOSOptimizer(torch.optim.Optimizer):
         """
         self._clip_factor.drop()
         self._engine.discard_gradients()
+        if not set_to_none:
+            self._engine.synchronize()
         drop_stand_ins(parameter.tensor for parameter in self._trained)
         super().zero_grad(set_to_none)
 
@@ -312,6 +317,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         if self._engine.closed:
             raise ConfigError("the optimizer was closed", where=where, fix="make a new one")
         self._engine.check_process()
+        self._engine.synchronize()
 
     def _step(self) -> None:
         assert self._wrapped is not None
@@ -331,18 +337,12 @@ class DOSOptimizer(torch.optim.Optimizer):
             self._clip_factor.drop()
             return
         scale = self._clip_factor.of([p.tensor.grad for p in self._trained]) * unscaling
-        counts = self._engine.state.steps
-        made: dict[tuple[int, int], AdamScalars] = {}
-        scalars: list[AdamScalars | None] = []
-        for parameter, grad, count in zip(self._trained, grads, counts, strict=True):
-            key = (parameter.group, count + 1)
-            if grad is not None and key not in made:
-                made[key] = hyper[parameter.group].scalars(count + 1, scale)
-            scalars.append(None if grad is None else made[key])
-        self._last_step = self._engine.step(grads, scalars)
+        present = [grad is not None for grad in grads]
+        scalars = step_scalars(hyper, self._trained, present, self._engine.state.steps, scale)
+        self._engine.step(grads, scalars)
         self._clip_factor.drop()
-        if self._recording is not None and self._recording.add(self._last_step):
-            self._recording = None
+        if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
+            self._engine.synchronize()  # they may read weights
 
     def _read_gradients(self) -> list[torch.Tensor | None]:
         tensors = [parameter.tensor for parameter in self._trained]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -21,8 +21,13 @@ class StateView(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
     `step`.
     """
 
-    def __init__(self, state: OptimizerState, index_of: Mapping[torch.Tensor, int]) -> None:
-        self._state, self._index_of = state, index_of
+    def __init__(
+        self,
+        state: OptimizerState,
+        index_of: Mapping[torch.Tensor, int],
+        synchronize: Callable[[], None],
+    ) -> None:
+        self._state, self._index_of, self._synchronize = state, index_of, synchronize
 
     def __getitem__(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         if parameter not in self:
@@ -36,10 +41,12 @@ class StateView(Mapping[torch.Tensor, dict[str, torch.Tensor]]):
         return {"step": step, **state}
 
     def __contains__(self, parameter: object) -> bool:
+        self._synchronize()
         index = self._index_of.get(parameter)  # type: ignore[call-overload]
         return index is not None and self._state.steps[index] > 0
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        self._synchronize()
         return (p for p, index in self._index_of.items() if self._state.steps[index])
 
     def __len__(self) -> int:

@@ -157,6 +157,11 @@ class AutoStride:
         """The rates that it goes by now."""
         return self._profile
 
+    @property
+    def unmeasured(self) -> bool:
+        """Whether the next call of `after_step` measures the machine."""
+        return self._measure is not None
+
     def first(self, planner: StridePlanner) -> Stride:
         """The stride to begin with.
 

@@ -18,6 +18,14 @@ from dos.shards import is_sharded, local_of
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _REFUSED_FLAGS = ("amsgrad", "capturable", "differentiable")
+_HOOKS = (
+    "_optimizer_step_pre_hooks",
+    "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks",
+    "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks",
+    "_optimizer_load_state_dict_post_hooks",
+)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,32 @@ class Hyperparameters:
         )
 
 
+def step_scalars(
+    hyper: Sequence[Hyperparameters],
+    parameters: Sequence[TrainedParameter],
+    present: Sequence[bool],
+    counts: Sequence[int],
+    scale: float,
+) -> list[AdamScalars | None]:
+    """Per parameter that is `present` in a step, its scalars; made once per group and count.
+
+    Args:
+        hyper: per param group.
+        parameters: the trained ones.
+        present: per parameter, whether it has a gradient.
+        counts: per parameter, how often it was updated before.
+        scale: what gradients are multiplied by.
+    """
+    made: dict[tuple[int, int], AdamScalars] = {}
+    scalars: list[AdamScalars | None] = []
+    for parameter, there, count in zip(parameters, present, counts, strict=True):
+        key = (parameter.group, count + 1)
+        if there and key not in made:
+            made[key] = hyper[parameter.group].scalars(count + 1, scale)
+        scalars.append(made[key] if there else None)
+    return scalars
+
+
 def check_supported(optimizer: object) -> torch.optim.Optimizer:
     """`optimizer`, if it is an Adam or AdamW whose update this library computes.
 
@@ -109,6 +143,12 @@ def check_supported(optimizer: object) -> torch.optim.Optimizer:
             fix="wrap a plain torch.optim.Adam or torch.optim.AdamW",
         )
     return optimizer
+
+
+def share_hooks(optimizer: torch.optim.Optimizer, wrapped: torch.optim.Optimizer) -> None:
+    """Give both one set of hooks: those registered before wrapping keep being called."""
+    for hooks in _HOOKS:
+        setattr(optimizer, hooks, getattr(wrapped, hooks))
 
 
 def read_group(

@@ -48,12 +48,13 @@ class StepRecord:
     Attributes:
         plan: what ran.
         label: the device, with its label where it is an emulation.
-        wall_s: seconds from when the lanes could start to the return, divided by the time
-            scale.
+        wall_s: seconds from when the lanes could start to the end, divided by the time scale.
         events: per op, its completion.
         begin_s: when the lanes could start, on the backend's clock.
         time_scale: what paced times were stretched by.
         backward: gradients that were sent before the step.
+        held: when callers were held by it, in seconds since the lanes could start: first `step`,
+            then who waits for a part of it that ran on after `step`.
     """
 
     plan: UpdatePlan
@@ -63,6 +64,12 @@ class StepRecord:
     begin_s: float
     time_scale: float
     backward: Backward = NO_BACKWARD
+    held: tuple[Interval, ...] = ()
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of the step that callers were held by it, by the time scale."""
+        return sum(interval.end_s - interval.start_s for interval in self.held) / self.time_scale
 
     @property
     def stride(self) -> str:
@@ -145,6 +152,15 @@ class StepRecord:
             spans.append(self._span("backward", "backward", made, {}))
         return spans
 
+    def caller_spans(self) -> list[Span]:
+        """Spans of the caller: held by `step`, then by parts of it that ran on after it."""
+        names = ["step", *["wait for step"] * len(self.held)]
+        scale = self.time_scale
+        return [
+            Span(name, "caller", its.start_s / scale, its.end_s / scale)
+            for name, its in zip(names, self.held, strict=False)
+        ]
+
     def metrics(self) -> dict[str, float]:
         """A flat dict for loggers; waits for device ops."""
         busy = {f"{lane}_busy_s": seconds for lane, seconds in self.busy_s.items()}
@@ -156,6 +172,7 @@ class StepRecord:
         )
         return {
             "step_s": self.wall_s,
+            "exposed_s": self.exposed_s,
             "params_per_s": numel / self.wall_s if self.wall_s > 0 else 0.0,
             "h2d_bytes": self.h2d_bytes,
             "d2h_bytes": self.d2h_bytes,
@@ -209,7 +226,7 @@ def _spans_of(records: Sequence[StepRecord]) -> list[Span]:
     spans = []
     for number, record in enumerate(records):
         offset_s = (record.begin_s - records[0].begin_s) / record.time_scale
-        for span in (*record.backward_spans(), *record.spans()):
+        for span in (*record.backward_spans(), *record.caller_spans(), *record.spans()):
             start_s, end_s = span.start_s + offset_s, span.end_s + offset_s
             args = {**span.args, "step": number}
             spans.append(Span(span.name, span.lane, start_s, end_s, args))

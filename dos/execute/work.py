@@ -94,6 +94,11 @@ class Staging:
         """Size of each staging buffer of weights; 0 without one."""
         return self.stages[0].numel() if self.stages else 0
 
+    @property
+    def slot_bytes(self) -> int:
+        """Device memory of all slots."""
+        return sum(part.nbytes for slot in self.slots for part in slot)
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:

@@ -25,7 +25,11 @@ _THEIRS = {
     "gradient_clipping": "it belongs at the top level",
     "offload_optimizer": f"it belongs in {_ZERO}",
 }
-_WITHOUT_MEANING = ("wire", "release_grads")
+_WITHOUT_MEANING = {
+    "wire": "reduces and moves gradients itself",
+    "release_grads": "reduces and moves gradients itself",
+    "overlap_forward": "gathers weights itself, ahead of the modules that read them",
+}
 
 Json = Mapping[str, Any]
 
@@ -78,10 +82,10 @@ def make_options(options: Json, zero: Json) -> DOSConfig:
     for key, meant in _THEIRS.items():
         if key in options:
             raise ConfigError(f"{key!r} is an option of DeepSpeed", where=SECTION, fix=meant)
-    for key in _WITHOUT_MEANING:
+    for key, why in _WITHOUT_MEANING.items():
         if key in options:
             raise ConfigError(
-                f"{key!r} has no meaning in ZeRO-3, which reduces and moves gradients itself",
+                f"{key!r} has no meaning in ZeRO-3, which {why}",
                 where=SECTION,
                 fix=f"remove {key!r}",
             )

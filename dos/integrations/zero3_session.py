@@ -129,12 +129,12 @@ class Zero3Session:
                 scale *= norm.clip_scale(total / loss_scale, float(self._upstream.clip_grad))
             self.engine.set_weights(self._upstream.fp16_partitioned_groups_flat)
             grads = [flat.grad.view(-1) for flat in self._upstream.fp32_partitioned_groups_flat]
-            self.last_step = self.engine.step(
-                grads, self._scalars(scale), self.gradients.for_step()
-            )
+            self.engine.step(grads, self._scalars(scale), self.gradients.for_step())
+            self.last_step = self.engine.last_step
             for index in range(len(grads)):
                 self._state(index)["step"] += 1
             self.gradients.place()
+        assert self.last_step is not None, "a step without overlap is over"
         self._report(self.last_step, self.engine.profile)
 
     def forget_gradients(self) -> None:

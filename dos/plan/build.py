@@ -60,6 +60,7 @@ def build(
     stages: int = 2,
     host_parameters: bool = False,
     absent: Collection[int] = frozenset(),
+    order: Sequence[int] | None = None,
 ) -> UpdatePlan:
     """Make the plan of one step. `verify` accepts every plan made here.
 
@@ -73,10 +74,11 @@ def build(
             place, and stride and residents have no effect.
         absent: subgroups that have no gradient this step: no ops, and nobody's placement
             changes by it.
+        order: all subgroups in the order in which they are updated; by index without one.
     """
     assert min(slots, stages) >= 1, (slots, stages)
     absent = frozenset(absent)
-    present = [i for i in range(len(sizes)) if i not in absent]
+    present = [i for i in (range(len(sizes)) if order is None else order) if i not in absent]
     if host_parameters:
         placement = (Placement.HOST,) * len(sizes)
         steps: list[_Step] = [(OpKind.UPDATE_HOST, i, None) for i in present]
@@ -119,6 +121,7 @@ def _issue_order(
     """
     streamed = [i for i in present if placement[i] is Placement.STREAMED]
     waitless = deque(i for i in present if placement[i] is not Placement.STREAMED)
+    turn = {i: n for n, i in enumerate(present)}
     unpublished: deque[_Step] = deque()
     steps: list[_Step] = []
 
@@ -127,8 +130,8 @@ def _issue_order(
             steps.append((OpKind.FETCH, streamed[nth], nth % slots))
 
     def open_period(nth: int) -> None:
-        ahead = streamed[nth + 1] if nth + 1 < len(streamed) else len(placement)
-        while waitless and waitless[0] < ahead:
+        ahead = turn[streamed[nth + 1]] if nth + 1 < len(streamed) else len(present)
+        while waitless and turn[waitless[0]] < ahead:
             i = waitless.popleft()
             if placement[i] is Placement.RESIDENT:
                 steps.append((OpKind.UPDATE_DEVICE, i, None))

@@ -75,7 +75,7 @@ def test_a_trace_is_written_after_the_last_of_its_steps(
     assert {event["args"]["step"] for event in events_of(path)} == {0, 1}  # type: ignore[index]
 
 
-def test_a_trace_has_the_spans_of_every_lane_and_of_backward(
+def test_a_trace_has_the_spans_of_every_lane_of_backward_and_of_the_caller(
     trained: tuple[torch.nn.Module, dos.DOSOptimizer], device: str, tmp_path: Path
 ) -> None:
     model, optimizer = trained
@@ -83,8 +83,8 @@ def test_a_trace_has_the_spans_of_every_lane_and_of_backward(
     optimizer.record_trace(path, steps=1)
     train(model, optimizer, 1)
     names = {str(event["name"]).split()[0] for event in events_of(path)}
-    kinds = {op.kind.value for op in optimizer.plan.ops}
-    assert names == (kinds | {"backward"} if device == "virtual" else kinds)
+    expected = {op.kind.value for op in optimizer.plan.ops} | {"step", "wait"}
+    assert names == (expected | {"backward"} if device == "virtual" else expected)
 
 
 def test_steps_follow_one_another_in_a_trace(

@@ -21,6 +21,7 @@ TWO: dict[str, Any] = {
     "stride": 2,
     "subgroup_size": 2048,
 }
+OVERLAPPED: dict[str, Any] = {**TWO, "overlap_forward": True}
 CPU: dict[str, Any] = {"device": "cpu"}
 
 MODES: dict[str, dict[str, Any]] = {
@@ -109,11 +110,13 @@ def trained(
                 with model.no_sync() if no_sync and not last else nullcontext():
                     backward(model, backwards * step + part, uses_all(unused, step))
             optimizer.step()
-            record = getattr(optimizer, "last_step", None)
-            if record is not None:
+            if plan is not None and not plan.get("overlap_forward"):
+                record = optimizer.last_step
                 early.append(sum(transfer.n_bytes for transfer in record.backward.transfers))
                 total.append(record.grad_bytes)
             optimizer.zero_grad(set_to_none=set_to_none)
+    if plan is not None:
+        optimizer.synchronize()
     return {
         "weights": [parameter.detach() for parameter in module.parameters()],
         "early": early,
@@ -131,8 +134,10 @@ def ddp_modes() -> Any:
             "cpu": trained(CPU, **options),
             "registered": trained(HOST, register=True, **options),
             "registered, two": trained(TWO, register=True, **options),
+            "registered, overlapped": trained(OVERLAPPED, register=True, **options),
             "unregistered": trained(HOST, **options),
             "unregistered, two": trained(TWO, **options),
+            "unregistered, overlapped": trained(OVERLAPPED, **options),
         }
         for mode, options in MODES.items()
     }

@@ -30,7 +30,7 @@ def test_both_processes_have_the_same_weights(pair: Path, mode: str) -> None:
 
 @each_mode
 @pytest.mark.parametrize("how", ["registered", "unregistered"])
-@pytest.mark.parametrize("plan", ["", ", two"])
+@pytest.mark.parametrize("plan", ["", ", two", ", overlapped"])
 def test_early_sending_changes_no_bits(pair: Path, mode: str, how: str, plan: str) -> None:
     for ran in results(pair, "ddp_modes"):
         assert same_bits(ran[mode][how + plan]["weights"], ran[mode]["cpu"]["weights"])
