@@ -27,7 +27,7 @@ test-crash: ## three hundred saves killed at random, and every other test of cra
 	@$(SETUP) test
 	@$(RUN) -m pytest $(PYTEST_FLAGS) -m "slow or not slow" tests/crash
 
-test-deepspeed: ## the integration tests on the oldest, a middle and the pinned DeepSpeed
+test-deepspeed: ## the tests of ZeRO-3 on the oldest, a middle and the pinned DeepSpeed
 	@$(SETUP) test
 	@$(RUN) -m scripts.deepspeed_versions $(ARGS)
 

@@ -10,6 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from dos import register_deepspeed
 from dos.errors import ConfigError
 
 
@@ -18,6 +19,7 @@ def main() -> None:
 
     Raises:
         ConfigError: no script is named.
+        IntegrationError: DeepSpeed is not installed, or not as known.
     """
     # The launcher may put its own --local_rank before the script.
     arguments = sys.argv[1:]
@@ -26,9 +28,7 @@ def main() -> None:
         raise ConfigError(
             "no script is named", where="dos.run", fix="deepspeed --module dos.run train.py ..."
         )
-    from dos.integrations.deepspeed_zero3 import register
-
-    register()
+    register_deepspeed()
     script = arguments[position]
     sys.argv = [script, *arguments[:position], *arguments[position + 1 :]]
     sys.path.insert(0, str(Path(script).resolve().parent))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,8 @@ def _attach(optimizer: Any, engine: Any, options: Mapping[str, Any]) -> Zero3Ses
     session = Zero3Session(optimizer, made, StepReport(engine, made))
     optimizer._dos = session
     optimizer.__class__ = DOSZeroOptimizer_Stage3
-    log_dist(_description(session, made), ranks=[0])
+    # Upstream's logger shows nothing below.
+    log_dist(_description(session, made), ranks=[0], level=logging.WARNING)
     return session
 
 

@@ -48,6 +48,9 @@ def read_section(config: Json) -> DOSConfig | None:
     offload = _mapping(zero.get(_OFFLOAD))
     places = {"": config, _ZERO: zero, f"{_ZERO}.{_OFFLOAD}": offload}
     _check_places(places)
+    for where, section in _sections_below(config):
+        if SECTION in section and where not in places:
+            raise _misplaced(SECTION, where)
     found = [(where, at[SECTION]) for where, at in places.items() if SECTION in at]
     if not found:
         return None
@@ -100,7 +103,11 @@ def make_options(options: Json, zero: Json) -> DOSConfig:
     if not isinstance(sub_group_size, (int, float)):  # "auto": whoever fills it in takes 1e9
         sub_group_size = limit
     size = max(min(int(sub_group_size), limit), 1024)
-    made = DOSConfig(**{"subgroup_size": size, **options})
+    try:
+        made = DOSConfig(**{"subgroup_size": size, **options})
+    except ConfigError as error:
+        where = error.where.replace(DOSConfig.__name__, SECTION)
+        raise ConfigError(error.what, where=where, fix=error.fix) from None
     if made.subgroup_size < 1024:
         raise ConfigError(
             f"{made.subgroup_size} elements are less than a page of state",
@@ -135,7 +142,7 @@ def _combinations(config: Json) -> Iterator[tuple[bool, str, str, str]]:
     """Whether it is so, the setting, why it cannot work, and what to set instead."""
     zero = _mapping(config.get(_ZERO))
     stage, kind = zero.get("stage", 0), str(_mapping(config.get("optimizer")).get("type", "adamw"))
-    yield stage != 3, f"{_ZERO}.stage", f"stage {stage}: only ZeRO-3 is supported", "set 3"
+    yield stage != 3, f"{_ZERO}.stage", f"stage {stage!r}: only ZeRO-3 is supported", "set 3"
     # Upstream leaves out what is "auto" there.
     offload = {key: its for key, its in _mapping(zero.get(_OFFLOAD)).items() if its != "auto"}
     yield from _offload_combinations(offload)
@@ -206,7 +213,7 @@ def _offload_combinations(offload: Json) -> Iterator[tuple[bool, str, str, str]]
 
 
 def _check_places(places: Mapping[str, Json]) -> None:
-    """Refuse our section, or an option of it, where it does not belong."""
+    """Refuse an option of our section where that may be, and names that are nearly its name."""
     if SECTION in places[_ZERO]:
         raise _misplaced(SECTION, _ZERO)
     for where, at in places.items():
@@ -217,6 +224,15 @@ def _check_places(places: Mapping[str, Json]) -> None:
                 raise ConfigError(
                     f"unknown section {key!r}", where=where, fix=f"did you mean {SECTION!r}?"
                 )
+
+
+def _sections_below(config: Json, where: str = "") -> Iterator[tuple[str, Json]]:
+    """All sections inside others, each with its keys joined by dots."""
+    for key, section in config.items():
+        if isinstance(section, Mapping):
+            path = f"{where}.{key}" if where else str(key)
+            yield path, section
+            yield from _sections_below(section, path)
 
 
 def _misplaced(key: str, where: str) -> ConfigError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -31,8 +31,9 @@ class FlatGradients:
     """Takes in each shard's gradient when it is reduced, in the last backward of a step.
 
     What the host updates is read where upstream accumulates, in that dtype; what the device
-    updates is kept there. Upstream's fp32 buffers are filled when somebody reads or writes
-    gradients through its interfaces (`bring_home`), and what is written there counts.
+    updates is kept there, too. Upstream's fp32 buffers are filled when somebody reads or writes
+    gradients through its interfaces (`bring_home`), and what is written there counts. After a
+    step they are filled with what that step has used: unscaled and clipped.
 
     Args:
         engine: of the flat groups.
@@ -59,6 +60,9 @@ class FlatGradients:
         self._readings: dict[int, Reading] = {}
         self._changed: set[int] = set()
         self._at_home: set[Piece] = set()
+        # By what a step that is over has multiplied its gradients; None once a new one comes.
+        self._used_scale: float | None = 1.0
+        self._scaled: set[Piece] = set()
         self._on_device: dict[Piece, torch.Tensor] = {}
         self._pieces: list[dict[Piece, bool]] = []
         self.place()
@@ -86,6 +90,7 @@ class FlatGradients:
             parameter: upstream's id.
             grad: 1-D, as accumulated, on the device.
         """
+        self._begin()
         grad = grad.detach().view(-1)
         self._changed.discard(parameter)
         self._readings[parameter] = self._engine.look(grad)
@@ -105,19 +110,24 @@ class FlatGradients:
         Before the first gradient of a step has come that is the one of the step before.
         """
         shard = self._shards[parameter]
-        begun = bool(self._readings or self._changed)
+        begun = self._used_scale is None
         if begun and parameter not in self._readings and parameter not in self._changed:
             self._clear(shard)
         for piece, *_ in self._overlaps(shard):
+            home = self._homes[piece.parameter][piece.start : piece.stop]
             if piece not in self._at_home:
-                self._homes[piece.parameter][piece.start : piece.stop].copy_(self._kept(piece))
-                if begun:
-                    self._at_home.add(piece)
+                home.copy_(self._summed(piece))
+                self._at_home.add(piece)
+            if self._used_scale is not None and piece not in self._scaled:
+                home.mul_(self._used_scale)
+                self._scaled.add(piece)
         if begun:
             self._changed.add(parameter)
 
-    def filled(self, parameters: Iterable[int]) -> None:
+    def filled(self, parameters: Collection[int]) -> None:
         """Upstream itself has put the gradients of these shards into its fp32 buffers."""
+        if parameters:
+            self._begin()
         self._changed.update(parameters)
 
     def examined(self) -> list[tuple[int, Examined]]:
@@ -147,18 +157,27 @@ class FlatGradients:
         for pieces in self._pieces:
             for piece, on_device in pieces.items():
                 if piece not in self._at_home:
-                    found[piece] = self._kept(piece)
+                    found[piece] = self._on_device[piece] if on_device else self._summed(piece)
                 elif on_device:
                     found[piece] = self._engine.device_memory(piece.numel, torch.float32)
                     home = self._homes[piece.parameter][piece.start : piece.stop]
                     found[piece].copy_(home, non_blocking=True)
         return found
 
-    def forget(self) -> None:
-        """The step is over, or left out: gradients of the next one are to come."""
+    def forget(self, used_scale: float) -> None:
+        """The step is over, or left out: gradients of the next one are to come.
+
+        `used_scale`: what the step has multiplied them by, 1 if it was left out.
+        """
         self._readings, self._changed = {}, set()
-        if self._hooked:
-            self._at_home = set()
+        self._used_scale = used_scale
+
+    def _begin(self) -> None:
+        """The first gradient of a step is there: nobody asks for those of the last one."""
+        if self._used_scale is not None:
+            self._used_scale, self._scaled = None, set()
+            if self._hooked:
+                self._at_home = set()
 
     def _overlaps(self, shard: Shard) -> Iterator[tuple[Piece, int, int]]:
         for piece in self._pieces[shard.group]:
@@ -166,15 +185,15 @@ class FlatGradients:
             if first < last:
                 yield piece, first, last
 
-    def _kept(self, piece: Piece) -> torch.Tensor:
-        """The gradient of a piece that is not at home."""
-        if piece in self._on_device:
-            return self._on_device[piece]
+    def _summed(self, piece: Piece) -> torch.Tensor:
+        """Where upstream accumulates the gradient of a piece."""
         first = self._offsets[piece.parameter] + piece.start
         return self._accumulated()[first : first + piece.numel]
 
     def _clear(self, shard: Shard) -> None:
         self._homes[shard.group][shard.start : shard.start + shard.numel].zero_()
         for piece, first, last in self._overlaps(shard):
-            if piece not in self._at_home:
-                self._kept(piece)[first - piece.start : last - piece.start].zero_()
+            its = slice(first - piece.start, last - piece.start)
+            self._summed(piece)[its].zero_()
+            if piece in self._on_device:
+                self._on_device[piece][its].zero_()

@@ -76,6 +76,15 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
         for param in params:
             self._dos.bring_home(self.get_param_id(param))
 
+    def state_dict(self) -> Any:
+        """As upstream's.
+
+        Raises:
+            ConfigError: a step failed half-way, so that the state is of two steps.
+        """
+        self._dos.engine.check_whole("state_dict")
+        return super().state_dict()
+
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As upstream's; the loaded state comes home."""
         super().load_state_dict(*args, **kwargs)

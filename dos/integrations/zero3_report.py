@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from deepspeed.utils import log_dist
+from deepspeed.utils.logging import print_dist
 
 from dos.config import DOSConfig, VirtualDevice
 from dos.execute.record import StepRecord
@@ -49,7 +49,8 @@ class StepReport:
                 if name.endswith("_s") and not name.endswith("_per_s")
             }
             shown = " | ".join(f"dos_{name}: {1e3 * value:.2f}" for name, value in times.items())
-            log_dist(f"time (ms) | {shown} | stride: {record.stride}", ranks=[0])
+            # As upstream does its times, whatever the level of its logger.
+            print_dist(f"time (ms) | {shown} | stride: {record.stride}", ranks=[0])
 
     def figures(self, record: StepRecord, profile: NodeProfile | None) -> dict[str, float]:
         """Times in seconds, bytes, the stride (0: host), and what was predicted.

@@ -27,6 +27,7 @@ OPTIMIZER_SEAMS: dict[str, tuple[str, ...]] = {
     "_get_fp32_grad_state_partition": ("param", "release_swap_buffers"),
     "get_fp32_grad_partitions": (),
     "update_fp32_grad_for_param_vectorized": ("update_func", "param_list"),
+    "state_dict": (),
     "load_hp_checkpoint_state_from_checkpoint_dir_stage3": ("checkpoint_dir",),
     "destroy": (),
 }

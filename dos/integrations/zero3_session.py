@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -54,12 +55,15 @@ class Zero3Session:
         self._upstream, self._report = optimizer, report
         self.last_step: StepRecord | None = None
         self._norm: TotalNorm | None = None
+        self._used_scale = 1.0
         self._counted = self._find_counted()
         self._hyperparameters()  # refuses what cannot be read, before anything is changed
         weights = [flat.detach() for flat in optimizer.fp16_partitioned_groups_flat]
         groups = [optimizer.sub_group_to_group_id[index] for index in range(len(weights))]
-        self.engine = FlatGroupEngine(weights, groups, config)
-        try:
+        with ExitStack() as undo:
+            self._release_zeros(undo)
+            self.engine = FlatGroupEngine(weights, groups, config)
+            undo.callback(self.engine.close)
             self._homes = [self._home(index) for index in range(len(weights))]
             self.adopt()
             self._hooked = hasattr(type(optimizer), "_offload_grad_partition_at_boundary")
@@ -71,9 +75,7 @@ class Zero3Session:
                 lambda: optimizer.grad_partitions_flat_buffer,
                 hooked=self._hooked,
             )
-        except BaseException:
-            self.engine.close()
-            raise
+            undo.pop_all()
 
     def adopt(self) -> None:
         """Bring home whatever state upstream has replaced."""
@@ -133,6 +135,7 @@ class Zero3Session:
             self.last_step = self.engine.last_step
             for index in range(len(grads)):
                 self._state(index)["step"] += 1
+            self._used_scale = scale
             self.gradients.place()
         assert self.last_step is not None, "a step without overlap is over"
         self._report(self.last_step, self.engine.profile)
@@ -140,7 +143,8 @@ class Zero3Session:
     def forget_gradients(self) -> None:
         """A step is over, or left out."""
         self._norm = None
-        self.gradients.forget()
+        self.gradients.forget(self._used_scale)
+        self._used_scale = 1.0
 
     def close(self) -> None:
         """Stop all threads; what upstream still holds of the pool stays valid. Idempotent."""
@@ -150,6 +154,18 @@ class Zero3Session:
         """Where upstream fills its buffers by itself it notes norms; of which shards says which."""
         if not self._hooked:
             self.gradients.filled(self._upstream.norm_for_param_grads)
+
+    def _release_zeros(self, undo: ExitStack) -> None:
+        """Give back moments that are zero, as before the first step, ere ours take their place.
+
+        Else the host would have to hold the whole state twice.
+        """
+        for index, flat in enumerate(self._upstream.fp32_partitioned_groups_flat):
+            state = self._state(index)
+            for key in _MOMENTS:
+                if key in state and not state[key].any():
+                    del state[key]
+                    undo.callback(_put_zeros, state, key, flat)
 
     def _home(self, index: int) -> tuple[torch.Tensor, ...]:
         """Master and moments of a flat group where they live, each in one piece."""
@@ -214,6 +230,10 @@ class Zero3Session:
             for parameter in group
             if everything or is_model_parallel_parameter(parameter)
         }
+
+
+def _put_zeros(state: MutableMapping[str, Any], key: str, like: torch.Tensor) -> None:
+    state.setdefault(key, torch.zeros_like(like.detach()))
 
 
 def _partition_group(optimizer: Any) -> Any:

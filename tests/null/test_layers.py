@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 # covers what is below it, and the longest name wins.
 TABLE = """
 experiments
-dos.__init__ dos.cli dos.cli_checkpoint dos.bench dos.doctor perfmodel.__main__ perfmodel.report perfmodel.planned perfmodel.prediction perfmodel.comparison perfmodel.fit perfmodel.published_runs perfmodel.options perfmodel.predict_cli perfmodel.solve_cli perfmodel.fit_cli perfmodel.calibrate_cli
-dos.integrations dos.run dos.ddp
+dos.__init__ dos.run dos.cli dos.cli_checkpoint dos.bench dos.doctor perfmodel.__main__ perfmodel.report perfmodel.planned perfmodel.prediction perfmodel.comparison perfmodel.fit perfmodel.published_runs perfmodel.options perfmodel.predict_cli perfmodel.solve_cli perfmodel.fit_cli perfmodel.calibrate_cli
+dos.integrations dos.ddp
 dos.optimizer dos.engine dos.planning dos.stride dos.stride_profile dos.wrapped dos.grad_scale dos.state_dict | dos.checkpoint
 dos.state dos.state_views dos.saved_state dos.masters dos.gradients dos.sending dos.sent dos.hooks dos.released dos.shards dos.readers dos.tail perfmodel.calibrate perfmodel.stages perfmodel.bench perfmodel.timing perfmodel.disk perfmodel.machine perfmodel.cache
 dos.execute

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from torch import distributed
 
-from tests.integration.processes.pair import run_pair
+from tests.integration.processes.pair import SCENARIOS, Pair
+from tests.integration.worlds import run_world
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the results of all scenarios; `results` reads them."""
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the pair saves."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="session")
+def pair(checkpoints: Path) -> Pair:
+    """What all scenarios returned; `results` reads it."""
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
-    folder = tmp_path_factory.mktemp("pair")
-    names = ("fsdp", "dtensor", "ddp")
-    run_pair(folder, *(f"tests.integration.processes.{name}_scenarios" for name in names))
-    return folder
+    for name in ("fsdp", "dtensor", "ddp"):
+        import_module(f"tests.integration.processes.{name}_scenarios")
+    return run_world(SCENARIOS, 2, CHECKPOINTS=str(checkpoints))

@@ -72,7 +72,7 @@ def saved_for_one_process() -> Any:
     optimizer = optimize(model, TWO)
     train(model, optimizer, range(3))
     state = get_optimizer_state_dict(model, optimizer)
-    path = os.path.join(os.environ["PAIR_FOLDER"], "dcp")
+    path = os.path.join(os.environ["CHECKPOINTS"], "dcp")
     dcp.save({"model": get_model_state_dict(model), "optimizer": state}, checkpoint_id=path)
     return {
         "weights": weights(model),

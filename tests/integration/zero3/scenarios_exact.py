@@ -13,7 +13,7 @@ from deepspeed.utils import (
     safe_set_local_grad,
 )
 
-from tests.integration.training import (
+from tests.integration.zero3.training import (
     HOST,
     MIXED,
     Job,

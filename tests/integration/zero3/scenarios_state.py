@@ -13,7 +13,7 @@ import deepspeed.utils as ds
 import torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-from tests.integration.training import (
+from tests.integration.zero3.training import (
     HOST,
     MIXED,
     Job,
@@ -87,6 +87,42 @@ def interfaces() -> dict[str, Any]:
         "shapes": [k for k, v in read["upstream"].items() if v.shape != read["host"][k].shape],
         "different": differences(after["host"], after["mixed"]),
         "distance": distance(after["host"], after["upstream"]),
+    }
+
+
+def after_a_step() -> dict[str, Any]:
+    """Gradients read after a step that clipped them, some of which were set before: twice each."""
+    job = Job(precision="fp32", steps=3, seldom_at=(0, 1, 2))
+    read: dict[str, Any] = {}
+
+    def negate(engine: Any, step: int) -> None:
+        # Upstream clips by the norm from before: this does not change it.
+        if step == job.steps - 1:
+            for p in engine.module.first.parameters():
+                ds.safe_set_full_grad(p, -ds.safe_get_full_grad(p))
+
+    auto = {**MIXED, "stride": "auto"}
+    for name, options in {"host": HOST, "mixed": MIXED, "auto": auto, "upstream": PLAIN}.items():
+        its = replace(job, options=options)
+        engine = its.engine()
+        if name == "auto":  # all on the host, and on the device in the next step
+            update = engine.optimizer._dos.engine
+            update.change_stride("host")
+            engine.optimizer._dos.gradients.place()
+            update._choose_stride = lambda auto, record, update=update: update.change_stride(1)
+        train(engine, its, before_step=negate)
+        read[name] = [
+            {key: value for key, value in read_all(engine).items() if "grad" in key}
+            for _ in range(2)
+        ]
+        engine.destroy()
+    return {
+        name: [
+            float((one[key] - value).abs().max())
+            for one in its
+            for key, value in read["upstream"][0].items()
+        ]
+        for name, its in read.items()
     }
 
 

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.integration.worlds import ROOT
+
 pytest.importorskip("deepspeed")
 
-ROOT = Path(__file__).parents[2]
 TINY = ("--params", "40000", "--virtual-params", "40000", "--width", "64", "--rounds", "2")
 
 

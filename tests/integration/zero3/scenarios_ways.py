@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 import tempfile
-import threading
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -20,52 +19,17 @@ from deepspeed.moe.layer import MoE
 from deepspeed.utils import logger as ds_logger
 
 import dos.run
-from dos.integrations.deepspeed_zero3 import attach
-from tests.integration.training import HOST, MIXED, WIDTH, Job, differences, run, state_of, train
 from tests.integration.worlds import ROOT
-
-
-def attached() -> dict[str, Any]:
-    """`attach(engine, ...)` and the section inside offload_optimizer against the section."""
-    job = Job(options=MIXED)
-    expected = run(job)
-    engine = replace(job, options=None).engine()
-    attach(engine, **MIXED)
-    by_hand = {"log": train(engine, job), **state_of(engine)}
-    engine.destroy()
-    offload = {"device": "cpu", "pin_memory": False}
-    nested = {"offload_optimizer": {**offload, "deep_optimizer_states": {"enabled": True, **MIXED}}}
-    inside = run(replace(job, options=None, zero=nested))
-    off = replace(job, options=None, extra={"deep_optimizer_states": {"enabled": False}}).engine()
-    kind = type(off.optimizer).__name__
-    off.destroy()
-    return {
-        "by hand": differences(expected, by_hand),
-        "inside offload_optimizer": differences(expected, inside),
-        "off": kind,
-    }
-
-
-def attached_late() -> dict[str, Any]:
-    """Attached after three steps of upstream's own: goes on from its state."""
-    job = Job(options=None)
-    engine = job.engine()
-    train(engine, replace(job, steps=3))
-    before = {**state_of(engine), "log": None}
-    attach(engine, **MIXED)
-    after = {**state_of(engine), "log": None}
-    train(engine, replace(job, steps=3), first_step=3)
-    counts = {
-        float(engine.optimizer.optimizer.state[flat]["step"])
-        for flat in engine.optimizer.fp32_partitioned_groups_flat
-    }
-    twice = ""
-    try:
-        attach(engine)
-    except ValueError as error:
-        twice = str(error)
-    engine.destroy()
-    return {"different": differences(before, after), "counts": counts, "twice": twice}
+from tests.integration.zero3.training import (
+    HOST,
+    MIXED,
+    WIDTH,
+    Job,
+    differences,
+    run,
+    state_of,
+    train,
+)
 
 
 def client_optimizer() -> dict[str, Any]:
@@ -79,13 +43,6 @@ def client_optimizer() -> dict[str, Any]:
     mine = {"log": train(engine, job), **state_of(engine)}
     engine.destroy()
     return {"different": differences(run(job), mine)}
-
-
-def no_threads_left() -> list[str]:
-    """Names of threads that an engine leaves behind."""
-    before = set(threading.enumerate())
-    run(Job(options=MIXED, steps=2))
-    return [thread.name for thread in threading.enumerate() if thread not in before]
 
 
 def config_untouched() -> bool:
@@ -133,6 +90,15 @@ def refused() -> dict[str, str]:
             "options": None,
             "zero": {"deep_optimizer_states": {"enabled": True}},
         },
+        "section in the optimizer": {
+            "options": None,
+            "extra": {"optimizer": {"type": "AdamW", "deep_optimizer_states": {"enabled": True}}},
+        },
+        "section in offload_param": {
+            "options": None,
+            "zero": {"offload_param": {"deep_optimizer_states": {"enabled": True}}},
+        },
+        "value that is not valid": {"options": {"stride": 0.5}},
         "misspelt section": {"options": None, "extra": {"deep_optimizer_state": {"enabled": True}}},
         "not said whether on": {"options": None, "extra": {"deep_optimizer_states": {"stride": 2}}},
     }
@@ -243,25 +209,32 @@ def _norm(engine: Any, mpu: Halves) -> float:
 
 
 def monitored() -> dict[str, Any]:
-    """What DeepSpeed's monitor and its log get of three steps."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    ds_logger.addHandler(handler)
-    level = ds_logger.level
-    with tempfile.TemporaryDirectory() as folder:
+    """What DeepSpeed's monitor and standard output get of three steps."""
+    shown = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(shown):
         monitor = {"enabled": True, "output_path": folder, "job_name": "run"}
         extra = {"csv_monitor": monitor, "wall_clock_breakdown": True, "steps_per_print": 100}
-        ds_logger.setLevel("INFO")
         run(Job(options=MIXED, steps=3, extra=extra))
-        ds_logger.setLevel(level)
         files = {path.stem: path.read_text().split() for path in Path(folder).rglob("*DOS*.csv")}
-    ds_logger.removeHandler(handler)
     return {
         "rows": {name.removeprefix("Train_DOS_"): len(rows) - 1 for name, rows in files.items()},
         "stride": files["Train_DOS_stride"][-1].split(",")[-1],
-        "times": [line for line in lines if "dos_update_host" in line],
+        "times": [line for line in shown.getvalue().splitlines() if "dos_update_host" in line],
     }
+
+
+def announced() -> list[str]:
+    """What is logged at the level that upstream's logger has by itself."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    level = ds_logger.level
+    ds_logger.setLevel("WARNING")
+    ds_logger.addHandler(handler)
+    Job(options=MIXED).engine().destroy()
+    ds_logger.removeHandler(handler)
+    ds_logger.setLevel(level)
+    return [line for line in lines if "deep_optimizer_states" in line]
 
 
 def example() -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.integration.worlds import ROOT
+
 pytest.importorskip("deepspeed")
 
 PORT = str(20_000 + os.getpid() % 10_000)
-ROOT = Path(__file__).parents[2]
 SECTION = {"enabled": True, "device": "virtual", "stride": 2, "subgroup_size": 1024}
 PREPARE = """
 import deepspeed, torch

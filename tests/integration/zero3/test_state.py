@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.scenario import scenario
-from tests.integration.tolerances import AFTER_10_STEPS, FP32_AFTER_4_STEPS
 from tests.integration.worlds import Outcome, run_world
+from tests.integration.zero3.scenario import scenario
+from tests.integration.zero3.tolerances import AFTER_10_STEPS, FP32_AFTER_4_STEPS
 
 
 @scenario("scenarios_state.interfaces", 1, 2)
@@ -30,6 +30,12 @@ def test_what_setters_set_counts_in_the_next_step_as_upstream(outcome: Outcome) 
     for its in outcome.ranks:
         assert its["different"] == []
         assert max(its["distance"].values()) < FP32_AFTER_4_STEPS.absolute
+
+
+@scenario("scenarios_state.after_a_step", 1, 2)
+def test_after_a_step_gradients_are_read_clipped_as_upstream(outcome: Outcome) -> None:
+    for its in outcome.ranks:
+        assert {name for name, far in its.items() if max(far) > 1e-7} == set()
 
 
 @scenario("scenarios_state.rigid", 1, 2)
@@ -63,12 +69,15 @@ def test_zero_to_fp32_finds_the_masters(outcome: Outcome) -> None:
     ("writers", "readers"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
 )
 def test_a_universal_checkpoint_loads_on_another_number_of_ranks(
-    writers: int, readers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    writers: int, readers: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("deepspeed")
-    monkeypatch.setenv("DOS_TEST_FOLDER", str(tmp_path))
-    written = run_world(["scenarios_universal.write"], writers)["scenarios_universal.write"]
-    read = run_world(["scenarios_universal.read"], readers)["scenarios_universal.read"]
+
+    def run(scenario: str, ranks: int) -> Outcome | str:
+        name = f"tests.integration.zero3.scenarios_universal.{scenario}"
+        return run_world([name], ranks, DS_ACCELERATOR="cpu", CHECKPOINTS=str(tmp_path))[name]
+
+    written, read = run("write", writers), run("read", readers)
     assert isinstance(written, Outcome), written
     assert isinstance(read, Outcome), read
     assert written.first["groups"] == read.first["groups"]

@@ -9,9 +9,9 @@ import pytest
 from packaging.version import Version
 
 from tests.cpu.tolerances import Tolerance
-from tests.integration.scenario import scenario
-from tests.integration.tolerances import AFTER_10_STEPS, AFTER_30_STEPS
 from tests.integration.worlds import Outcome
+from tests.integration.zero3.scenario import scenario
+from tests.integration.zero3.tolerances import AFTER_10_STEPS, AFTER_30_STEPS
 
 # From there on a norm that is not finite skips the step whatever the dtype.
 SKIPS_NON_FINITE = Version("0.19.7")

@@ -17,7 +17,7 @@ def worlds() -> dict[int, dict[str, Outcome | str]]:
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest, worlds: dict[int, dict[str, Outcome | str]]) -> Outcome:
-    """What the scenario of this test returned on each rank; see `tests.integration.scenario`."""
+    """What the scenario of this test returned on each rank; see `scenario.py`."""
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs DeepSpeed: pip install deep-optimizer-states[deepspeed]")
     name, world = request.param
@@ -28,7 +28,7 @@ def outcome(request: pytest.FixtureRequest, worlds: dict[int, dict[str, Outcome 
             if "outcome" in getattr(getattr(item, "callspec", None), "params", {})
         ]
         names = dict.fromkeys(its for its, ranks in asked if ranks == world)
-        worlds[world] = run_world(list(names), world)
+        worlds[world] = run_world(list(names), world, DS_ACCELERATOR="cpu")
     found = worlds[world][name]
     if isinstance(found, str):
         pytest.fail(found, pytrace=False)

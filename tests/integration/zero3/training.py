@@ -8,15 +8,28 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import logger
 from packaging.version import Version
 from torch.utils.checkpoint import checkpoint
 
 import dos
 
-dos.register_deepspeed()
 
-# Until then upstream reads parameters that persist while other ranks' parts still arrive: on two
-# ranks its own runs are not repeatable.
+def _prepare() -> None:
+    """Real DeepSpeed over the gloo of this process, without what it would compile first."""
+    logger.setLevel("ERROR")
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # torch computes fp16 on the CPU, which DeepSpeed does not know.
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    deepspeed.init_distributed("gloo", verbose=False)
+    dos.register_deepspeed()
+
+
+_prepare()
+
+# Until then upstream's own runs on two ranks are not repeatable with parameters that persist. We
+# suspect, without proof, that it reads such parameters while other ranks' parts still arrive.
 REPEATABLE = Version(deepspeed.__version__) >= Version("0.19.7")
 
 WIDTH, HIDDEN, OUT = 32, 80, 8

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from deepspeed.checkpoint.ds_to_universal import main as ds_to_universal
 
-from tests.integration.scenarios_state import full_state
-from tests.integration.training import MIXED, Job, train
+from tests.integration.zero3.scenarios_state import full_state
+from tests.integration.zero3.training import MIXED, Job, train
 
 
 def _folder() -> Path:
-    return Path(os.environ["DOS_TEST_FOLDER"])
+    return Path(os.environ["CHECKPOINTS"])
 
 
 def write() -> dict[str, Any]:
