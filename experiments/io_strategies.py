@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from dos.checkpoint.buffers import Slots
+from dos.checkpoint.buffers import Slots, aligned_buffer
 from dos.checkpoint.native import Piece, gather, scatter
 from dos.checkpoint.storage import BLOCK_BYTES, Storage, make_storage
 
@@ -169,7 +169,7 @@ def _by_ranks(move: Callable[[list[Request]], None], plan: Plan) -> None:
 
 def _move(storage: Storage, files: list[Any], requests: list[Request], *, write: bool) -> None:
     """All requests of a rank, through slots of memory."""
-    slots = Slots(min(DEPTH, len(requests)), REQUEST_BYTES)
+    slots = Slots(aligned_buffer(min(DEPTH, len(requests)) * REQUEST_BYTES), REQUEST_BYTES)
     queue = storage.queue(depth=DEPTH, registered=slots.views)
     flying: dict[int, tuple[Request, int]] = {}
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 _HOME = {
     "save": "dos.checkpoint.saving",
-    "Handle": "dos.checkpoint.saving",
-    "Progress": "dos.checkpoint.saving",
+    "Handle": "dos.checkpoint.handle",
+    "Progress": "dos.checkpoint.handle",
     "load": "dos.checkpoint.reader",
     "verify": "dos.checkpoint.verifying",
     "inspect": "dos.checkpoint.inspecting",
@@ -24,10 +24,11 @@ _HOME = {
 __all__ = ["Handle", "Pieces", "Progress", "inspect", "load", "save", "verify"]
 
 if TYPE_CHECKING:
+    from dos.checkpoint.handle import Handle, Progress
     from dos.checkpoint.inspecting import inspect
     from dos.checkpoint.pieces import Pieces
     from dos.checkpoint.reader import load
-    from dos.checkpoint.saving import Handle, Progress, save
+    from dos.checkpoint.saving import save
     from dos.checkpoint.verifying import verify
 
 

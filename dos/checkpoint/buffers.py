@@ -30,10 +30,10 @@ def aligned_buffer(n_bytes: int) -> memoryview:
 
 
 class Slots:
-    """A fixed number of equal pieces of memory, for what is on its way.
+    """Equal pieces of memory, for what is on its way.
 
     Args:
-        count: how many.
+        memory: writable, from a page on; a whole number of pieces.
         slot_bytes: size of each, a multiple of a page.
 
     Attributes:
@@ -42,14 +42,12 @@ class Slots:
         free: numbers of those that are not in use.
     """
 
-    def __init__(self, count: int, slot_bytes: int) -> None:
-        memory = aligned_buffer(count * slot_bytes)
-        self.views = [
-            memory[begin : begin + slot_bytes] for begin in range(0, count * slot_bytes, slot_bytes)
-        ]
+    def __init__(self, memory: memoryview, slot_bytes: int) -> None:
+        begins = range(0, len(memory), slot_bytes)
+        self.views = [memory[begin : begin + slot_bytes] for begin in begins]
         start = address_of(memory)
-        self.addresses = [start + number * slot_bytes for number in range(count)]
-        self.free = list(range(count))
+        self.addresses = [start + begin for begin in begins]
+        self.free = list(range(len(begins)))
 
     def view(self, slot: int, n_bytes: int) -> memoryview:
         """The first bytes of a slot."""

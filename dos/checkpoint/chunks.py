@@ -10,7 +10,7 @@ from functools import partial
 
 import xxhash
 
-from dos.checkpoint.buffers import Arena, Slots, view_of
+from dos.checkpoint.buffers import Arena, Slots, aligned_buffer, view_of
 from dos.checkpoint.native import scatter
 from dos.checkpoint.opened import OpenedFile
 from dos.checkpoint.paths import RESERVED
@@ -151,7 +151,9 @@ class ChunkReader:
                     view = self._in_place(begin, end)
                     copy = view is None
                 if view is None:
-                    slots = slots or Slots(self._depth, self._chunk_bytes)
+                    if slots is None:
+                        n_bytes = self._depth * self._chunk_bytes
+                        slots = Slots(aligned_buffer(n_bytes), self._chunk_bytes)
                     slot = slots.free.pop()
                     view = slots.view(slot, end - begin)
                 flying[chunk] = view, slot, copy

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
 
 from dos.checkpoint.format import (
     BLOCK_BYTES,
@@ -18,7 +20,7 @@ from dos.checkpoint.format import (
     index_size,
 )
 from dos.checkpoint.providers import Extent
-from dos.checkpoint.sources import Source, memory_of_bytes
+from dos.checkpoint.sources import Memory, Source, Span, memory_of_bytes
 from dos.errors import FormatError
 
 LARGE_BYTES = 1 << 20
@@ -27,12 +29,17 @@ _PACK_BYTES = 4 << 20
 """Small ones are packed without gaps up to about this size: what is loaded as one piece."""
 
 
+Flat: TypeAlias = list[Extent]
+"""Extents that adjoin in host memory, in this order."""
+
+
 class Run(NamedTuple):
-    """Bytes of the data that come from one source."""
+    """Bytes of the data that come from one source, and the memory that it reads."""
 
     begin: int
     end: int
     source: Source
+    span: Span | None
 
 
 @dataclass
@@ -91,10 +98,17 @@ class Layout:
 
     def add_run(self, extent: Extent) -> None:
         """Place an extent behind the last entry."""
-        name, dtype, shape, n_bytes, _, source = extent
+        name, dtype, shape, n_bytes, _, source, span = extent
         _, _, begin, end = self.add(name, dtype, shape, n_bytes)
         if n_bytes:
-            self.runs.append(Run(begin, end, source))
+            self.runs.append(Run(begin, end, source, span))
+
+    def add_flat(self, flat: Flat) -> None:
+        """Place extents that adjoin in memory as one run, which may be written where it lies."""
+        spans = [self.add(*extent[:4]) for extent in flat]
+        source = Memory(flat[0].source.address, [extent.source for extent in flat])
+        span = Span("cpu", source.address, source.address + spans[-1].end - spans[0].begin)
+        self.runs.append(Run(spans[0].begin, spans[-1].end, source, span))
 
     def align(self, n_bytes: int) -> None:
         """Go on at a multiple; the gap has a name too, because safetensors wants it so."""
@@ -110,23 +124,37 @@ def lay_out(
     objects: bytes | bytearray,
     index_text: bytes,
     chunk_bytes: int = CHUNK_BYTES,
+    leases: Sequence[tuple[int, int]] = (),
 ) -> Layout:
     """Fix all offsets of a file.
 
-    Large extents in the tree's order, each from a block on; the others packed, sorted by their
-    alignment so that each is aligned to its elements; objects; the index.
+    Large extents in the tree's order, each from a block on, and so what adjoins in a lease; the
+    others packed, sorted by their alignment so that each is aligned to its elements; objects; the
+    index.
+
+    Args:
+        file_id: which file it is.
+        extents: of tensors and arrays.
+        objects: bytes of objects.
+        index_text: the JSON of the index.
+        chunk_bytes: what one checksum covers.
+        leases: host memory, by its first address and the one behind it, of which the extents
+            that adjoin stay together, in its order.
 
     Raises:
         FormatError: the header would be too long.
     """
     layout = Layout(file_id, chunk_bytes)
     small = []
-    for extent in extents:
-        if extent.n_bytes < LARGE_BYTES:
-            small.append(extent)
+    for flat in _flats(extents, leases):
+        if sum(extent.n_bytes for extent in flat) < LARGE_BYTES:
+            small += flat
             continue
         layout.align(BLOCK_BYTES)
-        layout.add_run(extent)
+        if len(flat) > 1:
+            layout.add_flat(flat)
+        else:
+            layout.add_run(flat[0])
     packed = _PACK_BYTES
     small.sort(key=_alignment, reverse=True)
     for extent in small:
@@ -151,3 +179,27 @@ def lay_out(
 def _alignment(extent: Extent) -> int:
     """The largest power of two that divides the size of an element."""
     return extent.item_bytes & -extent.item_bytes or 1  # numpy has elements of no size
+
+
+def _flats(extents: Sequence[Extent], leases: Sequence[tuple[int, int]]) -> list[Flat]:
+    """All extents in their order, but those that adjoin in a lease behind the first of them."""
+    if not leases:
+        return [[extent] for extent in extents]
+    begins = [begin for begin, _ in leases]
+    flats: list[Flat] = []
+    inside: list[tuple[int, int, Extent]] = []  # address, position in `flats`
+    for extent in extents:
+        address = extent.source.address if extent.n_bytes else 0
+        lease = bisect_right(begins, address) - 1
+        if lease >= 0 and address + extent.n_bytes <= leases[lease][1]:
+            inside.append((address, len(flats), extent))
+        flats.append([extent])
+    inside.sort(key=itemgetter(0))
+    first = end = 0
+    for address, number, extent in inside:
+        flats[number] = []
+        if address != end:
+            first = number
+        flats[first].append(extent)
+        end = address + extent.n_bytes
+    return [flat for flat in flats if flat]

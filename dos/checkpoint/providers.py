@@ -16,7 +16,7 @@ from dos.checkpoint.dtypes import header_name, header_name_of_numpy, torch_name
 from dos.checkpoint.encode import Leaf
 from dos.checkpoint.objects import describe_dtype
 from dos.checkpoint.paths import RESERVED, ROOT_ENTRY, text_of
-from dos.checkpoint.sources import ArrayElements, Elements, Memory, Source
+from dos.checkpoint.sources import ArrayElements, Elements, Memory, Source, Span
 from dos.checkpoint.strides import DIMENSIONS, is_dense, reach
 from dos.errors import FormatError
 
@@ -31,6 +31,7 @@ class Extent(NamedTuple):
         n_bytes: size.
         item_bytes: of the largest elements that are seen in it.
         source: where the bytes come from.
+        span: the memory that they are read from; None: nobody else has it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Extent(NamedTuple):
     n_bytes: int
     item_bytes: int
     source: Source
+    span: Span | None = None
 
 
 class _Look(NamedTuple):
@@ -253,6 +255,7 @@ def _own(look: _Look, item_bytes: int) -> Extent:
         look.n_bytes,
         item_bytes,
         source,
+        _span(look, look.begin, look.end),
     )
 
 
@@ -269,7 +272,14 @@ def _shared(group: Sequence[_Look], name: str) -> Extent:
         source = Elements(_bytes_of_storage(group[0].leaf.value, low, high))
     for look in group:
         _tell_view(look, name, low)
-    return Extent(name, "U8", (high - low,), high - low, item_bytes, source)
+    span = _span(group[0], low, high)
+    return Extent(name, "U8", (high - low,), high - low, item_bytes, source, span)
+
+
+def _span(look: _Look, begin: int, end: int) -> Span:
+    value = look.leaf.value
+    on_host = isinstance(value, np.ndarray) or value.is_cpu
+    return Span("cpu" if on_host else str(value.device), begin, end)
 
 
 def _bytes_of_storage(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from dos.checkpoint.dtypes import as_bits
+
+
+class Span(NamedTuple):
+    """Bytes of some memory, by address: of the host ("cpu"), or of the device named."""
+
+    place: str
+    begin: int
+    end: int
 
 
 class Source(Protocol):
@@ -60,7 +70,8 @@ class Elements:
             part = torch.frombuffer(
                 (ctypes.c_char * (end - begin)).from_address(address), dtype=self._tensor.dtype
             )
-        _copy_elements(self._tensor, first, last, part)
+        with _beside_training(self._tensor.device):
+            _copy_elements(self._tensor, first, last, part)
         if cut:
             ctypes.memmove(address, part.data_ptr() + begin - first * item_bytes, end - begin)
 
@@ -86,6 +97,20 @@ def memory_of_bytes(data: bytes | bytearray) -> Memory:
     """The bytes of an object, which is kept alive."""
     array = np.frombuffer(data, dtype=np.uint8)
     return Memory(array.ctypes.data, array)
+
+
+@contextmanager
+def _beside_training(device: torch.device) -> Iterator[None]:
+    """On a stream of its own, not behind what training has queued on the device."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.accelerator.current_stream(device)
+    torch.accelerator.set_stream(torch.Stream(device=device))
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
 
 
 def _copy_elements(tensor: torch.Tensor, first: int, last: int, out: torch.Tensor) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,10 @@ class FileWriter:
         index_text: the JSON of the index.
         shape: of the requests.
         progress: called with the bytes of each chunk that is on its way.
-        captured: called once nothing is read of the sources any more.
+        captured: called with each chunk, once nothing is read of its sources any more.
+        order: the chunks, in the order in which they are taken.
+        ring: memory for chunks that are not written where they lie; None: as much as is in flight
+            at once.
     """
 
     def __init__(
@@ -45,16 +49,19 @@ class FileWriter:
         shape: IoShape,
         *,
         progress: Callable[[int], None],
-        captured: Callable[[], None],
+        captured: Callable[[int], None],
+        order: Sequence[int] | None = None,
+        ring: memoryview | None = None,
     ) -> None:
         self._storage, self._path = storage, path
         self._layout, self._index_text = layout, index_text
         self._direct = shape.direct
         self._threads, self._depth = threads_and_depth(shape)
         self._progress, self._captured = progress, captured
+        self._order = range(layout.n_chunks) if order is None else order
+        self._ring = ring
         self._digests = [b""] * layout.n_chunks
         self._ends = [run.end for run in layout.runs]
-        self._uncaptured = layout.n_chunks
         self._lock = threading.Lock()
 
     def write(self) -> FileRecord:
@@ -71,9 +78,8 @@ class FileWriter:
         try:
             padded = -(-layout.file_bytes // BLOCK_BYTES) * BLOCK_BYTES
             storage.preallocate(file, padded)
-            share_out(partial(self._write_some, file), range(layout.n_chunks), self._threads)
-            if not layout.n_chunks:
-                self._captured()
+            rings = self._rings()
+            share_out(partial(self._write_some, file, rings), self._order, len(rings))
             index = index_bytes(self._index_text, self._digests)
             begin = layout.header_bytes + layout.chunked_bytes
             digest = xxhash.xxh3_128_hexdigest(index, seed=layout.file_id.seed(begin))
@@ -94,11 +100,25 @@ class FileWriter:
         assert sealed is not None
         return FileRecord(layout.file_id, layout.file_bytes, len(header), sealed)
 
-    def _write_some(self, file: Any, chunks: Iterator[int]) -> None:
+    def _rings(self) -> list[memoryview]:
+        """Memory of each thread; as many as there are threads that can have a slot."""
+        slot_bytes = self._layout.chunk_bytes
+        if self._ring is None:
+            count = min(self._depth, self._layout.n_chunks) * slot_bytes
+            return [aligned_buffer(count) for _ in range(self._threads)]
+        slots = len(self._ring) // slot_bytes
+        threads = min(self._threads, slots)
+        each_bytes = slots // threads * slot_bytes
+        begins = range(0, threads * each_bytes, each_bytes)
+        return [self._ring[begin : begin + each_bytes] for begin in begins]
+
+    def _write_some(self, file: Any, rings: list[memoryview], chunks: Iterator[int]) -> None:
         layout = self._layout
-        slots = Slots(min(self._depth, layout.n_chunks), layout.chunk_bytes)
+        with self._lock:
+            slots = Slots(rings.pop(), layout.chunk_bytes)
         queue = self._storage.queue(depth=self._depth, registered=slots.views)
         flying: dict[int, int | None] = {}  # slot by chunk
+        filled: deque[tuple[int, int | None, memoryview]] = deque()
 
         def land(*, wait: bool) -> None:
             for chunk, error in queue.completed(wait=wait):
@@ -106,43 +126,39 @@ class FileWriter:
                 if error is not None:
                     raise error
                 if slot is None:
-                    self._count_captured()
+                    self._captured(chunk)
                 else:
                     slots.free.append(slot)
+            while filled and len(flying) < self._depth:
+                chunk, slot, view = filled.popleft()
+                flying[chunk] = slot
+                queue.write(file, layout.header_bytes + layout.span(chunk)[0], view, chunk)
+                self._advance(len(view))
 
         try:
             for chunk in chunks:
-                while len(flying) >= self._depth or not slots.free:
-                    land(wait=True)
                 begin, end = layout.span(chunk)
                 run = bisect_right(self._ends, begin)
                 view = self._in_place(run, begin, end, file.memory_align_bytes)
-                slot = slots.free.pop() if view is None else None
-                if slot is not None:
+                # What is copied runs ahead of the disk as far as the ring reaches.
+                while filled if view is not None else not slots.free:
+                    land(wait=True)
+                slot = None
+                if view is None:
+                    slot = slots.free.pop()
                     view = slots.view(slot, end - begin)
                     self._bring(run, begin, view, slots.addresses[slot])
-                    self._count_captured()
-                assert view is not None
+                    self._captured(chunk)
                 offset = layout.header_bytes + begin
                 self._digests[chunk] = xxhash.xxh3_128_digest(
                     view, seed=layout.file_id.seed(offset)
                 )
-                flying[chunk] = slot
-                queue.write(file, offset, view, chunk)
-                self._advance(end - begin)
+                filled.append((chunk, slot, view))
                 land(wait=False)
-            while flying:
+            while filled or flying:
                 land(wait=True)
         finally:
             queue.close()
-
-    def _count_captured(self) -> None:
-        """One chunk more of whose sources nothing is read any more."""
-        with self._lock:
-            self._uncaptured -= 1
-            last = self._uncaptured == 0
-        if last:
-            self._captured()
 
     def _advance(self, n_bytes: int) -> None:
         with self._lock:

@@ -176,7 +176,7 @@ def write_ranks(path: Path, states: list[object]) -> None:
         layout = lay_out(file_id, extents, bytes(encoder.blobs), text)
         file = str(partial / file_id.name)
         writer = FileWriter(
-            storage, file, layout, text, IoShape(), progress=lambda _: None, captured=lambda: None
+            storage, file, layout, text, IoShape(), progress=lambda _: None, captured=lambda _: None
         )
         records.append(writer.write())
     commit(storage, str(partial), str(path), records)
@@ -233,7 +233,7 @@ def test_small_chunks_and_other_files_are_read(tmp_path: Path) -> None:
         text,
         IoShape(),
         progress=print,
-        captured=lambda: None,
+        captured=lambda _: None,
     )
     commit(storage, str(partial), str(tmp_path / "saved"), [writer.write()])
     assert_same(state, dos.checkpoint.load(tmp_path / "saved"))
