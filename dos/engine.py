@@ -18,16 +18,16 @@ from dos.execute.interpreter import Interpreter
 from dos.execute.record import NO_BACKWARD, Recording, StepRecord
 from dos.execute.work import DTYPES, Piece, StepInputs, StepWork
 from dos.execute.worker import HostBackend
+from dos.host_memory import Pools, pieces_of, size_of
 from dos.kernels import adam, cast
 from dos.kernels.cast import Examined
 from dos.kernels.scalars import AdamScalars
-from dos.memory import Pool
 from dos.memory.flat import flat
-from dos.plan import Subgroup, SubgroupSize, UpdatePlan, partition
+from dos.plan import Subgroup, SubgroupSize, partition
 from dos.planning import Planner
 from dos.sending import GradientSender
 from dos.shards import local_of
-from dos.state import OptimizerState, pieces_of, requirement, size_of
+from dos.state import OptimizerState
 from dos.stride import AutoStride, DeviceMemory, Stride, slot_bytes
 from dos.stride_profile import auto_stride, warn_without_effect
 from dos.tail import Tail, writers_of
@@ -64,7 +64,6 @@ class UpdateEngine:
         self._parameters: list[torch.Tensor] = []
         self._subgroups: list[Subgroup] = []
         self._sizes: tuple[SubgroupSize, ...] = ()
-        self._pools: list[Pool] = []
         self._torn = False
         self._last_step: StepRecord | None = None
         self._recording: Recording | None = None
@@ -94,11 +93,12 @@ class UpdateEngine:
                 cleanup.callback(self.sender.close)
             self._tail = Tail(overlap=config.overlap_forward)
             cleanup.callback(self._tail.close)
-            self._cleanup = cleanup
+            any_stride = self._auto is not None
+            self._pools = Pools(config, self._threads, any_stride=any_stride)
+            cleanup.callback(self._pools.close)
             self.extend(parameters, groups)
-            self._cleanup = cleanup.pop_all()
             # Frees threads and memory with this object, also when nobody calls close().
-            self._finalizer = weakref.finalize(self, _shut_down, self._tail, self._cleanup)
+            self._finalizer = weakref.finalize(self, _shut_down, self._tail, cleanup.pop_all())
 
     @property
     def label(self) -> str:
@@ -109,11 +109,6 @@ class UpdateEngine:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._finalizer.alive
-
-    @property
-    def _pool(self) -> Pool:
-        """The first pool; parameters added later bring their own."""
-        return self._pools[0]
 
     def extend(self, parameters: Sequence[torch.Tensor], groups: Sequence[int]) -> None:
         """Take in further parameters, between steps, with subgroups and a pool of their own.
@@ -158,14 +153,9 @@ class UpdateEngine:
             self._stride = self._auto.first(self._planner.by_stride(sizes))
         plan = self._planner.plan(self._stride, sizes)
         with torch.inference_mode(False):  # see __init__
-            pool = self._reserve(pieces, plan, everything[0].device)
-            try:
+            staged_bytes = self.state.staging.stage_bytes
+            with self._pools.added(pieces, plan, everything[0].device, staged_bytes) as pool:
                 self.state.extend(parameters, pieces, plan, pool)
-            except BaseException:
-                pool.close()
-                raise
-        self._cleanup.callback(pool.close)
-        self._pools.append(pool)
         self._parameters, self._sizes = everything, sizes
         self._subgroups += subgroups
         self.plan = plan
@@ -173,30 +163,9 @@ class UpdateEngine:
             self.sender.extend(parameters, self.state.subgroups, plan.placement, self.state.staging)
         self._tail.extend(parameters)
 
-    def _reserve(
-        self, pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, device: torch.device
-    ) -> Pool:
-        """A pool for the plan's last subgroups, of these pieces."""
-        need = requirement(
-            pieces,
-            plan,
-            ring_bytes=self._config.ring_bytes,
-            staged_bytes=self.state.staging.stage_bytes,
-            any_stride=self._auto is not None,
-        )
-        return Pool(
-            state_bytes=need.state_bytes,
-            gradient_bytes=need.gradient_bytes,
-            ring_bytes=need.ring_bytes,
-            budget_bytes=self._config.host_memory_bytes,
-            held_bytes=sum(pool.requirement.total_bytes for pool in self._pools),
-            device=device,
-            touch=lambda address: adam.first_touch(need.blocks(address), self._threads),
-        )
-
     def check_process(self) -> None:
         """Raise PoolError in a forked child, which has neither the memory nor the threads."""
-        self._pool.check_process()
+        self._pools.check_process()
 
     def check_whole(self, where: str) -> None:
         """Raise ConfigError if an earlier step failed half-way, so that the state is of two."""

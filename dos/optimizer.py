@@ -22,14 +22,8 @@ from dos.released import drop_stand_ins
 from dos.saved_state import load_saved, read_saved
 from dos.state_dict import read_state_dict
 from dos.state_views import StateView
-from dos.wrapped import (
-    check_supported,
-    find_parameters,
-    read_group,
-    share_hooks,
-    step_scalars,
-    trained_parameters,
-)
+from dos.trained import TrainedParameters
+from dos.wrapped import check_supported, read_group, share_hooks, step_scalars
 
 
 class DOSOptimizer(torch.optim.Optimizer):
@@ -68,14 +62,12 @@ class DOSOptimizer(torch.optim.Optimizer):
         wrapped = check_supported(optimizer)
         for index, group in enumerate(wrapped.param_groups):
             read_group(wrapped, index, group)
-        self._trained = trained_parameters(wrapped)
+        self._trained = TrainedParameters(wrapped)
         adopted = {
             index: read_saved(wrapped.state.get(p.tensor), p.tensor, p.name)
             for index, p in enumerate(self._trained)
         }
-        tensors = [parameter.tensor for parameter in self._trained]
-        self._engine = UpdateEngine(tensors, [p.group for p in self._trained], self.config)
-        self._index_of = {tensor: index for index, tensor in enumerate(tensors)}
+        self._engine = UpdateEngine(self._trained.tensors, self._trained.groups, self.config)
         with torch.no_grad():
             load_saved(self._engine.state, adopted)
         # From here on nothing fails, so the wrapped optimizer may be changed.
@@ -86,7 +78,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         share_hooks(self, wrapped)
         wrapped.state.clear()
         self.state = StateView(  # type: ignore[assignment]
-            self._engine.state, self._index_of, self._engine.synchronize
+            self._engine.state, self._trained.index_of, self._engine.synchronize
         )
         self._clip_factor = ClipFactor()
 
@@ -171,9 +163,9 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._check_usable("clip_grad_norm_")
         with torch.no_grad():
             examined = self._engine.examine(self._read_gradients())
-        tensors = [parameter.tensor for parameter in self._trained]
-        grads = [tensor.grad for tensor in tensors]
-        total = total_norm(tensors, examined, norm_type) * self._clip_factor.of(grads)  # as used
+        grads = self._trained.grads
+        norm_here = total_norm(self._trained.tensors, examined, norm_type)
+        total = norm_here * self._clip_factor.of(grads)  # as they will be used
         if error_if_nonfinite:
             check_finite(total)
         self._clip_factor.multiply(norm.clip_scale(total, max_norm), grads)
@@ -189,7 +181,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._engine.discard_gradients()
         if not set_to_none:
             self._engine.synchronize()
-        drop_stand_ins(parameter.tensor for parameter in self._trained)
+        drop_stand_ins(self._trained.tensors)
         super().zero_grad(set_to_none)
 
     def close(self) -> None:
@@ -274,15 +266,12 @@ class DOSOptimizer(torch.optim.Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             result = pre_hook(self, given)
             given = given if result is None else result
-        for parameter in self._trained:
-            parameter.check(self.param_groups)
+        self._trained.check(self.param_groups)
         read = read_state_dict(self._wrapped, given)
         with torch.no_grad():
             self._admit(lambda tensor: read.states[tensor] is not None)
-            load_saved(
-                self._engine.state,
-                {index: read.states[tensor] for tensor, index in self._index_of.items()},
-            )
+            states = {index: read.states[t] for t, index in self._trained.index_of.items()}
+            load_saved(self._engine.state, states)
         read.set_groups(self._wrapped)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -302,16 +291,11 @@ class DOSOptimizer(torch.optim.Optimizer):
     def _admit(self, wanted: Callable[[torch.Tensor], bool]) -> None:
         """Take in those of the `wanted` parameters in the groups that have no state yet."""
         assert self._wrapped is not None
-        found = find_parameters(
-            self._wrapped,
-            lambda tensor: tensor not in self._index_of and wanted(tensor),
-            beside=self._trained,
-        )
+        found = self._trained.missing(self._wrapped, wanted)
         if found:
             tensors = [parameter.tensor for parameter in found]
             self._engine.extend(tensors, [parameter.group for parameter in found])
-            self._index_of.update({t: i for i, t in enumerate(tensors, len(self._trained))})
-            self._trained += found
+            self._trained.add(found)
 
     def _check_usable(self, where: str) -> None:
         if self._engine.closed:
@@ -324,8 +308,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         self._check_usable("step")  # again: a closure may close the optimizer
         groups = self.param_groups
         hyper = [read_group(self._wrapped, index, group) for index, group in enumerate(groups)]
-        for parameter in self._trained:
-            parameter.check(groups)
+        self._trained.check(groups)
         # Frozen when the optimizer was made, and unfrozen since.
         self._admit(lambda tensor: tensor.grad is not None)
         grads = self._read_gradients()
@@ -336,7 +319,7 @@ class DOSOptimizer(torch.optim.Optimizer):
             self._engine.discard_gradients()
             self._clip_factor.drop()
             return
-        scale = self._clip_factor.of([p.tensor.grad for p in self._trained]) * unscaling
+        scale = self._clip_factor.of(self._trained.grads) * unscaling
         present = [grad is not None for grad in grads]
         scalars = step_scalars(hyper, self._trained, present, self._engine.state.steps, scale)
         self._engine.step(grads, scalars)
@@ -345,6 +328,4 @@ class DOSOptimizer(torch.optim.Optimizer):
             self._engine.synchronize()  # they may read weights
 
     def _read_gradients(self) -> list[torch.Tensor | None]:
-        tensors = [parameter.tensor for parameter in self._trained]
-        names = [parameter.name for parameter in self._trained]
-        return read_gradients(tensors, names, self._engine.sender)
+        return read_gradients(self._trained.tensors, self._trained.names, self._engine.sender)

@@ -7,129 +7,14 @@ from dataclasses import replace
 
 import torch
 
-from dos.errors import PoolError
 from dos.execute.backend import Device
 from dos.execute.work import Piece, Staging, StepInputs, SubgroupMemory
+from dos.host_memory import STATE_KINDS, has_lease, host_arrays, master_numel
 from dos.masters import MasterPart, Masters
-from dos.memory import Lease, Pool, Requirement, padded_bytes, tensor_across
+from dos.memory import Lease, Pool, tensor_across
 from dos.memory.flat import unflatten
-from dos.memory.sizes import LINE_BYTES, bytes_text
-from dos.plan import Placement, Subgroup, SubgroupSize, UpdatePlan
+from dos.plan import Placement, SubgroupSize, UpdatePlan
 from dos.shards import local_of
-
-_KINDS = ("master", "exp_avg", "exp_avg_sq")
-
-
-def pieces_of(
-    subgroup: Subgroup,
-    parameters: Sequence[torch.Tensor],
-    *,
-    host_parameters: bool,
-    widen: bool = False,
-) -> tuple[Piece, ...]:
-    """The segments of `subgroup` with their offsets in its memory.
-
-    With `widen` gradients are sent in fp32, else in the dtype of their weights.
-    """
-    pieces, master, grad_bytes, weight_bytes = [], 0, 0, 0
-    for segment, offset in zip(subgroup.segments, subgroup.offsets, strict=True):
-        parameter = parameters[segment.parameter]
-        # An fp32 weight in host memory is its own master where it lies.
-        own = host_parameters and parameter.dtype is torch.float32
-        piece = Piece(
-            parameter=segment.parameter,
-            start=segment.start,
-            stop=segment.stop,
-            offset=offset,
-            master_offset=None if own else master,
-            grad_dtype=torch.float32 if widen else parameter.dtype,
-            grad_offset_bytes=grad_bytes,
-            weight_offset_bytes=weight_bytes,
-        )
-        pieces.append(piece)
-        master += 0 if own else piece.numel
-        # Each on a cache line of its own, so that any dtype is aligned behind any other.
-        grad_bytes += padded_bytes(piece.grad_bytes, LINE_BYTES)
-        weight_bytes += padded_bytes(piece.numel * parameter.element_size(), LINE_BYTES)
-    return tuple(pieces)
-
-
-def size_of(pieces: Sequence[Piece], parameters: Sequence[torch.Tensor]) -> SubgroupSize:
-    """What a subgroup of these pieces holds and moves."""
-    last = pieces[-1]
-    weight_bytes = last.numel * parameters[last.parameter].element_size()
-    return SubgroupSize(
-        numel=sum(piece.numel for piece in pieces),
-        grad_bytes=last.grad_offset_bytes + last.grad_bytes,
-        weight_bytes=last.weight_offset_bytes + weight_bytes,
-    )
-
-
-def master_numel(pieces: Sequence[Piece]) -> int:
-    """Elements of fp32 master that a subgroup of these pieces keeps."""
-    return sum(piece.numel for piece in pieces if piece.master_offset is not None)
-
-
-def _host_arrays(
-    pieces: Sequence[tuple[Piece, ...]], plan: UpdatePlan, first: int
-) -> list[tuple[str, int, int]]:
-    """Kind, subgroup and elements of each state array in host memory, in the order of leases.
-
-    Kind by kind, so that the pieces of a parameter that lies in several subgroups adjoin.
-    `pieces` are those of the subgroups from `first` on.
-    """
-    return [
-        (kind, index, master_numel(its) if kind == "master" else plan.sizes[index].numel)
-        for kind in _KINDS
-        for index, its in enumerate(pieces, first)
-        if plan.placement[index] is not Placement.RESIDENT
-    ]
-
-
-def requirement(
-    pieces: Sequence[tuple[Piece, ...]],
-    plan: UpdatePlan,
-    *,
-    ring_bytes: int | None,
-    staged_bytes: int = 0,
-    any_stride: bool = False,
-) -> Requirement:
-    """Host memory of a plan over subgroups of these pieces, all three kinds of lease.
-
-    Args:
-        pieces: of all subgroups, or of the last ones, for which memory is added.
-        plan: of all subgroups.
-        ring_bytes: size of the ring; None for what the plan needs.
-        staged_bytes: size of each staging buffer that is there already.
-        any_stride: the stride may change, so whatever is not resident may come to be updated
-            on the host.
-
-    Raises:
-        PoolError: `ring_bytes` is too small for the plan's staging buffers.
-    """
-    first = len(plan.sizes) - len(pieces)
-    state = [4 * numel for _, _, numel in _host_arrays(pieces, plan, first)]
-    sent = [index for index in range(len(plan.sizes)) if _has_lease(plan, index, any_stride)]
-    grad = [plan.sizes[index].grad_bytes for index in sent if index >= first]
-    stage_bytes = max((plan.sizes[index].weight_bytes for index in sent), default=0)
-    needed_bytes = plan.stages * padded_bytes(stage_bytes) if stage_bytes > staged_bytes else 0
-    if ring_bytes is not None and ring_bytes < needed_bytes:
-        raise PoolError(
-            f"{bytes_text(ring_bytes)} cannot hold {plan.stages} staging buffers of "
-            f"{bytes_text(padded_bytes(stage_bytes))}",
-            where="ring_bytes",
-            fix=f"raise ring_bytes to {needed_bytes}, or set a smaller subgroup_size",
-        )
-    if ring_bytes is None or first:
-        ring_bytes = needed_bytes
-    return Requirement.of_leases(state=state, gradient=grad, ring_bytes=ring_bytes)
-
-
-def _has_lease(plan: UpdatePlan, index: int, any_stride: bool) -> bool:
-    """Whether the gradient of a subgroup is sent to the host, or may come to be."""
-    at = plan.placement[index]
-    may_be_sent = at is Placement.HOST or (any_stride and at is Placement.STREAMED)
-    return may_be_sent and not plan.host_parameters
 
 
 class OptimizerState:
@@ -175,7 +60,7 @@ class OptimizerState:
         first, first_parameter = len(self.subgroups), len(self.parameters)
         leases = {
             (kind, index): pool.state(4 * numel, f"{kind} of subgroup {index}")
-            for kind, index, numel in _host_arrays(pieces, plan, first)
+            for kind, index, numel in host_arrays(pieces, plan, first)
         }
         homes = [
             _home(index, its, plan, pool, leases, self._device, self._any_stride)
@@ -288,8 +173,8 @@ def _home(
         numels = (master_numel(pieces), plan.sizes[index].numel, plan.sizes[index].numel)
         state = [device.empty(numel, torch.float32).zero_() for numel in numels]
     else:
-        state = [leases[kind, index].tensor(torch.float32) for kind in _KINDS]
-        if _has_lease(plan, index, any_stride) and plan.sizes[index].grad_bytes:
+        state = [leases[kind, index].tensor(torch.float32) for kind in STATE_KINDS]
+        if has_lease(plan, index, any_stride) and plan.sizes[index].grad_bytes:
             lease = pool.gradient(plan.sizes[index].grad_bytes, f"gradient of subgroup {index}")
             grad = lease.tensor(torch.uint8)
     return SubgroupMemory(pieces, state[0], state[1], state[2], grad)
@@ -304,7 +189,7 @@ def _staging(
     """
     if device is None:
         return held
-    sent = [s for index, s in enumerate(plan.sizes) if _has_lease(plan, index, any_stride)]
+    sent = [s for index, s in enumerate(plan.sizes) if has_lease(plan, index, any_stride)]
     grad_bytes = max((size.grad_bytes for size in sent), default=0)
     weight_bytes = max((size.weight_bytes for size in sent), default=0)
     stages, device_grad, device_weight = held.stages, held.device_grad, held.device_weight

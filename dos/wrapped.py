@@ -1,22 +1,19 @@
-"""What the wrapped optimizer says: which parameters it has, and with which hyperparameters."""
+"""What the wrapped optimizer says: its kind, its hooks, and its hyperparameters."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from dos.errors import ConfigError
 from dos.kernels.scalars import AdamScalars
-from dos.memory.flat import is_dense
-from dos.shards import is_sharded, local_of
+from dos.trained import TrainedParameter
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _REFUSED_FLAGS = ("amsgrad", "capturable", "differentiable")
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -26,47 +23,6 @@ _HOOKS = (
     "_optimizer_load_state_dict_pre_hooks",
     "_optimizer_load_state_dict_post_hooks",
 )
-
-
-@dataclass(frozen=True)
-class TrainedParameter:
-    """A parameter as it was when the optimizer took it in; shape and strides of what lies here."""
-
-    tensor: torch.Tensor
-    group: int
-    position: int
-    name: str
-    dtype: torch.dtype
-    device: torch.device
-    shape: torch.Size
-    strides: tuple[int, ...]
-
-    def check(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a parameter that was replaced in its group, re-typed, reshaped or moved."""
-        members = groups[self.group]["params"] if self.group < len(groups) else []
-        now = local_of(self.tensor)
-        if len(members) <= self.position or members[self.position] is not self.tensor:
-            raise ConfigError(
-                "it was replaced in its param group",
-                where=self.name,
-                fix="make a new DOSOptimizer for the new parameters",
-            )
-        changes = [
-            f"{what} was {was} and is {is_}"
-            for what, was, is_ in (
-                ("dtype", self.dtype, now.dtype),
-                ("device", self.device, now.device),
-                ("shape", tuple(self.shape), tuple(now.shape)),
-                ("memory order", self.strides, now.stride()),
-            )
-            if was != is_
-        ]
-        if changes:
-            raise ConfigError(
-                f"it changed: {', '.join(changes)}",
-                where=self.name,
-                fix="move and convert the model before making the optimizer, or make a new one",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +54,7 @@ class Hyperparameters:
 
 def step_scalars(
     hyper: Sequence[Hyperparameters],
-    parameters: Sequence[TrainedParameter],
+    parameters: Iterable[TrainedParameter],
     present: Sequence[bool],
     counts: Sequence[int],
     scale: float,
@@ -186,127 +142,3 @@ def read_group(
     return Hyperparameters(
         **values, maximize=bool(group.get("maximize")), decoupled=bool(decoupled)
     )
-
-
-def trained_parameters(optimizer: torch.optim.Optimizer) -> list[TrainedParameter]:
-    """All parameters that require a gradient, in the order of the groups, each once.
-
-    Raises:
-        ConfigError: nothing to train, or as `find_parameters`.
-    """
-    found = find_parameters(optimizer, lambda tensor: tensor.requires_grad)
-    if not found:
-        raise ConfigError(
-            "no parameter requires a gradient",
-            where="optimizer",
-            fix="unfreeze something before making the optimizer",
-        )
-    return found
-
-
-def find_parameters(
-    optimizer: torch.optim.Optimizer,
-    wanted: Callable[[torch.Tensor], bool],
-    beside: Sequence[TrainedParameter] = (),
-) -> list[TrainedParameter]:
-    """The `wanted` parameters, in the order of the groups, each once.
-
-    Args:
-        optimizer: whose groups are read.
-        wanted: which of their parameters.
-        beside: those that are trained already.
-
-    Raises:
-        ConfigError: a parameter that cannot be updated in place (dtype, layout, tensor subclass,
-            holes in memory), one that is listed twice, or two that share memory.
-    """
-    found: dict[int, TrainedParameter] = {}
-    for index, group in enumerate(optimizer.param_groups):
-        for position, tensor in enumerate(group["params"]):
-            if not (id(tensor) in found or wanted(tensor)):
-                continue
-            names = group.get("param_names")
-            name = f"param group {index}, parameter {position}"
-            if names:
-                name += f" {names[position]!r}"
-            if id(tensor) in found:
-                raise ConfigError("it is listed twice", where=name, fix="list every parameter once")
-            local = local_of(tensor)
-            _check_placement(tensor, name)
-            _check_parameter(local, name)
-            found[id(tensor)] = TrainedParameter(
-                tensor=tensor,
-                group=index,
-                position=position,
-                name=name,
-                dtype=local.dtype,
-                device=local.device,
-                shape=local.shape,
-                strides=local.stride(),
-            )
-    if found:
-        _check_apart([*beside, *found.values()])
-    return list(found.values())
-
-
-def _check_apart(parameters: Iterable[TrainedParameter]) -> None:
-    """Refuse two parameters that share memory: the order of their updates would matter."""
-    spans = sorted(
-        (str(p.device), local.data_ptr(), local.data_ptr() + local.nbytes, p.name)
-        for p in parameters
-        if (local := local_of(p.tensor)).numel()
-    )
-    for (device, _, end, first), (its_device, start, _, second) in pairwise(spans):
-        if device == its_device and start < end:
-            raise ConfigError(
-                f"it shares memory with {first}",
-                where=second,
-                fix="tie weights by using one Parameter twice, or clone one of them",
-            )
-
-
-def _check_placement(tensor: torch.Tensor, name: str) -> None:
-    if not is_sharded(tensor):
-        return
-    if tensor.device_mesh.get_coordinate() is None:
-        raise ConfigError(
-            "it is a DTensor on a mesh of other processes",
-            where=name,
-            fix="give each process the parameters of its own mesh",
-        )
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise ConfigError(
-            f"it is a DTensor that is yet to be summed ({tensor.placements})",
-            where=name,
-            fix="redistribute it with Shard or Replicate placements",
-        )
-
-
-def _check_parameter(tensor: torch.Tensor, name: str) -> None:
-    refusals = (
-        (tensor.is_complex(), "complex", "train its real view (torch.view_as_real)"),
-        (tensor.layout is not torch.strided, f"{tensor.layout}", "use a dense parameter"),
-        (
-            type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer),
-            f"a {type(tensor).__name__}",
-            "use plain parameters or DTensors of such",
-        ),
-        (tensor.is_meta, "on the meta device, without data", "materialize the model first"),
-        (tensor.is_neg(), "a negated view", "use tensor.resolve_neg()"),
-        (
-            tensor.is_inference(),
-            "an inference tensor",
-            "make it outside torch.inference_mode(), or clone it",
-        ),
-        (tensor.dtype not in _DTYPES, f"{tensor.dtype}", "use float32, bfloat16 or float16"),
-    )
-    for refused, what, fix in refusals:
-        if refused:
-            raise ConfigError(f"it is {what}", where=name, fix=fix)
-    if not is_dense(tensor):
-        raise ConfigError(
-            f"it has holes or overlaps in memory (shape {tuple(tensor.shape)}, strides "
-            f"{tensor.stride()})",
-            where=name,
-            fix="make it from tensor.contiguous()",
-        )

@@ -80,7 +80,7 @@ def measure_steps(home: torch.device, device: Any, params: int, rounds: int) -> 
             first = done % len(names)
             for name in names[first:] + names[:first]:
                 runs[name].step(home, counts=done > 0)
-        pinned = all(run.optimizer._engine._pool.slab.pinned for run in runs.values())
+        pinned = all(run.optimizer._engine._pools[0].slab.pinned for run in runs.values())
     return {
         "params": SUBGROUPS * subgroup_size,
         "rounds": rounds,

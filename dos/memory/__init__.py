@@ -1,7 +1,7 @@
 """Where bytes live: one pinned pool of host memory, its leases and their fences."""
 
 from dos.memory.available import available_host_bytes
-from dos.memory.fence import Event, Fence
+from dos.memory.fence import Fence, Use
 from dos.memory.lease import Lease, RingLease, tensor_across
 from dos.memory.pinned import Slab
 from dos.memory.pool import Pool, PoolStats, Requirement
@@ -10,7 +10,6 @@ from dos.memory.sizes import PAGE_BYTES, bytes_text, padded_bytes
 
 __all__ = [
     "PAGE_BYTES",
-    "Event",
     "Fence",
     "Lease",
     "Pool",
@@ -19,6 +18,7 @@ __all__ = [
     "Ring",
     "RingLease",
     "Slab",
+    "Use",
     "available_host_bytes",
     "bytes_text",
     "padded_bytes",

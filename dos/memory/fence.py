@@ -13,8 +13,8 @@ WAIT_S = 120.0
 """Default bound of a wait for memory. Longer than any transfer; a wait that reaches it is stuck."""
 
 
-class Event(Protocol):
-    """The end of one transfer or kernel, on whatever runs it."""
+class Use(Protocol):
+    """One use of memory, by a transfer or a kernel, on whatever runs it."""
 
     def done(self) -> bool:
         """Whether it has ended; returns at once."""
@@ -28,7 +28,7 @@ class Event(Protocol):
 class Fence:
     """The unfinished readers and writers of one lease. Any thread may call any method.
 
-    A waiter waits for what was registered before its call; ended events are forgotten, so a
+    A waiter waits for what was registered before its call; ended uses are forgotten, so a
     fence holds no more than what is in flight.
 
     Args:
@@ -38,18 +38,18 @@ class Fence:
     def __init__(self, what: str) -> None:
         self.what = what
         self._lock = threading.Lock()
-        self._readers: list[tuple[Event, str]] = []
-        self._writers: list[tuple[Event, str]] = []
+        self._readers: list[tuple[Use, str]] = []
+        self._writers: list[tuple[Use, str]] = []
 
-    def reading(self, event: Event, what: str = "a reader") -> None:
-        """Register a reader that ends with ``event``; ``what`` names it in messages."""
+    def reading(self, use: Use, what: str = "a reader") -> None:
+        """Register a reader; ``what`` names it in messages."""
         with self._lock:
-            self._readers = [*_unfinished(self._readers), (event, what)]
+            self._readers = [*_unfinished(self._readers), (use, what)]
 
-    def writing(self, event: Event, what: str = "a writer") -> None:
-        """Register a writer that ends with ``event``; ``what`` names it in messages."""
+    def writing(self, use: Use, what: str = "a writer") -> None:
+        """Register a writer; ``what`` names it in messages."""
         with self._lock:
-            self._writers = [*_unfinished(self._writers), (event, what)]
+            self._writers = [*_unfinished(self._writers), (use, what)]
 
     def wait_readable(self, timeout_s: float = WAIT_S, what: str = "a reader") -> None:
         """Block until the writers have ended.
@@ -71,10 +71,10 @@ class Fence:
             users = [*self._writers, *self._readers]
         self._wait_for(users, timeout_s, what)
 
-    def _wait_for(self, users: Iterable[tuple[Event, str]], timeout_s: float, what: str) -> None:
+    def _wait_for(self, users: Iterable[tuple[Use, str]], timeout_s: float, what: str) -> None:
         deadline = time.monotonic() + timeout_s
-        for event, user in users:
-            if not event.wait(max(0.0, deadline - time.monotonic())):
+        for use, user in users:
+            if not use.wait(max(0.0, deadline - time.monotonic())):
                 raise PoolError(
                     f"{what} waited {timeout_s:g} s for {user}, which has not ended",
                     where=self.what,
@@ -85,5 +85,5 @@ class Fence:
             self._writers = _unfinished(self._writers)
 
 
-def _unfinished(users: list[tuple[Event, str]]) -> list[tuple[Event, str]]:
-    return [(event, what) for event, what in users if not event.done()]
+def _unfinished(users: list[tuple[Use, str]]) -> list[tuple[Use, str]]:
+    return [(use, what) for use, what in users if not use.done()]

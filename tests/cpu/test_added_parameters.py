@@ -250,7 +250,7 @@ def test_a_budget_counts_what_is_held_and_names_what_is_needed() -> None:
     optimizer = dos.DOSOptimizer(
         torch.optim.AdamW(make_parameters()), device="cpu", host_memory_bytes=1 << 20
     )
-    held_bytes = optimizer._engine._pool.requirement.total_bytes
+    held_bytes = optimizer._engine._pools[0].requirement.total_bytes
     group = {"params": [torch.nn.Parameter(torch.ones(1 << 20))]}
     with pytest.raises(dos.PoolError, match=f"raise host_memory_bytes to {held_bytes + (8 << 20)}"):
         optimizer.add_param_group(group)

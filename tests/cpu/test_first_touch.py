@@ -136,5 +136,5 @@ def test_the_blocks_of_a_requirement_are_its_leases_and_the_rest() -> None:
 def test_an_optimizer_has_all_its_memory_from_the_start(device: str) -> None:
     parameter = torch.nn.Parameter(torch.ones(MIB))
     optimizer = dos.DOSOptimizer(torch.optim.AdamW([parameter]), device=device, stride="host")
-    slab = optimizer._engine._pool.slab
+    slab = optimizer._engine._pools[0].slab
     assert all(present_pages(slab.address, slab.n_bytes))

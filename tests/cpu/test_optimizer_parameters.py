@@ -59,7 +59,7 @@ def in_torch(parameter: torch.nn.Parameter, present: str) -> torch.Tensor:
 
 
 def pool_bytes(optimizer: dos.DOSOptimizer) -> int:
-    return optimizer._engine._pool.requirement.total_bytes
+    return optimizer._engine._pools[0].requirement.total_bytes
 
 
 # ---------------------------------------------------------------- without a gradient

@@ -108,7 +108,7 @@ def test_end_closes_every_file(device: str, end: End) -> None:
 
 def test_end_unmaps_the_pool(device: str, end: End) -> None:
     made = [stepped(NUMEL, device=device)]
-    address = made[0]._engine._pool.slab.address
+    address = made[0]._engine._pools[0].slab.address
     end(made)
     gc.collect()
     assert not is_mapped(address + NUMEL // 2)
@@ -117,7 +117,7 @@ def test_end_unmaps_the_pool(device: str, end: End) -> None:
 def test_end_gives_the_memory_back(device: str, end: End) -> None:
     before = resident_bytes()
     made = [stepped(NUMEL, device=device)]
-    made[0]._trained[0].tensor.grad = None
+    made[0]._trained.tensors[0].grad = None
     end(made)
     # The weights stay with an optimizer that was closed but not dropped: 16 MiB.
     assert resident_bytes() - before < 4 * NUMEL + 8 * MIB
@@ -185,7 +185,7 @@ def test_gradient_is_freed_as_soon_as_its_parameter_lets_go(device: str) -> None
 @pytest.mark.usefixtures("no_collection")
 def test_close_unmaps_the_pool_at_once(device: str) -> None:
     optimizer = stepped(NUMEL, device=device)
-    address = optimizer._engine._pool.slab.address
+    address = optimizer._engine._pools[0].slab.address
     optimizer.close()
     assert not is_mapped(address + NUMEL // 2)
 
