@@ -16,6 +16,14 @@ from dos.errors import CheckpointError
 LATEST = "latest"
 """Name of the file that holds the name of the newest checkpoint beside it."""
 
+_FIXES = {
+    errno.ENOSPC: "free space on the disk, or save elsewhere",
+    errno.EDQUOT: "raise the quota, or save elsewhere",
+    errno.EACCES: "save where this user may write",
+    errno.EROFS: "save where this user may write",
+    errno.EIO: "the disk failed: save to another",
+}
+
 
 def make_parents(storage: Storage, directory: str) -> None:
     """Make a directory and what is above it, durably."""
@@ -116,3 +124,12 @@ def write_durably(storage: Storage, path: str, data: bytes) -> None:
         storage.fsync(file)
     finally:
         storage.close(file)
+
+
+def write_failure(error: OSError, path: str) -> CheckpointError:
+    """What to tell a user of an error of the file system."""
+    return CheckpointError(
+        f"it could not be written: {error.strerror or error}",
+        where=path,
+        fix=_FIXES.get(error.errno or 0, "see the cause, and save again"),
+    )

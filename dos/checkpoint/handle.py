@@ -24,10 +24,10 @@ class Handle:
             checkpoint's path. If the save fails, both raise why.
     """
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self) -> None:
         self.captured: Future[None] = _running()
         self.durable: Future[str] = _running()
-        self._done_bytes, self._total_bytes = 0, total_bytes
+        self._done_bytes = self._total_bytes = 0
 
     def result(self, timeout_s: float | None = None) -> str:
         """Wait until it is durable; the checkpoint's path.
@@ -42,6 +42,10 @@ class Handle:
     def progress(self) -> Progress:
         """Bytes on their way to the disk, and all."""
         return Progress(self._done_bytes, self._total_bytes)
+
+    def expect(self, n_bytes: int) -> None:
+        """So many bytes more there will be."""
+        self._total_bytes += n_bytes
 
     def advance(self, n_bytes: int) -> None:
         """So many bytes more are on their way."""

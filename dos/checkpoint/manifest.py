@@ -53,20 +53,22 @@ def manifest_bytes(records: Sequence[FileRecord]) -> bytes:
         "format": FORMAT,
         "version": VERSION,
         "id": checkpoint_id,
-        "files": [
-            {
-                "name": record.file_id.name,
-                "rank": record.file_id.rank,
-                "file": record.file_id.number,
-                "bytes": record.file_bytes,
-                "header_bytes": record.header_bytes,
-                "header_digest": record.header_digest,
-            }
-            for record in records
-        ],
+        "files": [record_fields(record) for record in records],
     }
     text = json.dumps(said, separators=(",", ":")).encode()
     return seal(text, 0, _PREFIX, FileId(checkpoint_id, 0, 0))
+
+
+def record_fields(record: FileRecord) -> dict[str, Any]:
+    """What the manifest says of a file; `parse_record` reads it."""
+    return {
+        "name": record.file_id.name,
+        "rank": record.file_id.rank,
+        "file": record.file_id.number,
+        "bytes": record.file_bytes,
+        "header_bytes": record.header_bytes,
+        "header_digest": record.header_digest,
+    }
 
 
 def parse_manifest(text: bytes, where: str) -> list[FileRecord]:
@@ -85,7 +87,7 @@ def parse_manifest(text: bytes, where: str) -> list[FileRecord]:
         if not sound and said["version"] == VERSION:
             raise IntegrityError("the manifest is damaged", where=where)
         check_version(said["format"], said["version"], where)
-        records = [_record(checkpoint_id, file) for file in said["files"]]
+        records = [parse_record(checkpoint_id, file) for file in said["files"]]
     except (FormatError, IntegrityError):
         raise
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
@@ -96,7 +98,8 @@ def parse_manifest(text: bytes, where: str) -> list[FileRecord]:
     return records
 
 
-def _record(checkpoint_id: str, said: dict[str, Any]) -> FileRecord:
+def parse_record(checkpoint_id: str, said: dict[str, Any]) -> FileRecord:
+    """A file from what `record_fields` made of it. FormatError: it is malformed."""
     rank, number, digest = said["rank"], said["file"], said["header_digest"]
     n_bytes, header_bytes = said["bytes"], said["header_bytes"]
     sizes = (rank, number, n_bytes, header_bytes)

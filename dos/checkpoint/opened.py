@@ -148,25 +148,8 @@ class Opened:
 
     def _open(self, record: FileRecord, queue: Queue) -> OpenedFile:
         name = record.file_id.name
-        path = os.path.join(self.path, name)
+        file, header = open_checked(self.storage, self.path, record, self._shape, queue)
         try:
-            n_bytes = self.storage.size(path)
-            if n_bytes != record.file_bytes:
-                what = "truncated" if n_bytes < record.file_bytes else "longer than it was"
-                raise IntegrityError(
-                    f"the file is {what}: {n_bytes} bytes instead of {record.file_bytes}",
-                    where=name,
-                )
-            file = self.storage.open(path, write=False, direct=self._shape.direct)
-            if max(file.offset_align_bytes, file.memory_align_bytes) > BLOCK_BYTES:
-                self.storage.close(file)
-                file = self.storage.open(path, write=False, direct=False)
-        except OSError as error:
-            raise IntegrityError(f"the file cannot be opened: {error.strerror}", where=name) from (
-                error
-            )
-        try:
-            header = self._header(file, record, queue)
             begin = header.data_begin + header.chunked_bytes
             data = read_range(queue, file, begin, record.file_bytes - begin, name)
             return OpenedFile(file, header, parse_index(data, header), self._shape)
@@ -174,19 +157,52 @@ class Opened:
             self.storage.close(file)
             raise
 
-    def _header(self, file: Any, record: FileRecord, queue: Queue) -> Header:
-        name = record.file_id.name
-        text = read_range(queue, file, 0, record.header_bytes, name)
-        if header_digest(text, record.file_id) != record.header_digest:
+
+def open_checked(
+    storage: Storage, directory: str, record: FileRecord, shape: IoShape, queue: Queue
+) -> tuple[Any, Header]:
+    """A file that is as the manifest says, and its header.
+
+    Raises:
+        FormatError: a header of a form that is not read.
+        IntegrityError: it cannot be read, has another size, or its header is damaged.
+    """
+    name = record.file_id.name
+    path = os.path.join(directory, name)
+    try:
+        n_bytes = storage.size(path)
+        if n_bytes != record.file_bytes:
+            what = "truncated" if n_bytes < record.file_bytes else "longer than it was"
             raise IntegrityError(
-                f"the header, {len(text)} bytes from offset 0, is damaged or of another file",
+                f"the file is {what}: {n_bytes} bytes instead of {record.file_bytes}",
                 where=name,
             )
-        header = parse_header(text, record.file_id, record.file_bytes)
-        ordered = list(header.entries)
-        if header.chunked_bytes % BLOCK_BYTES or ordered[-1] != INDEX:
-            raise FormatError("the index does not begin at a block behind all else", where=name)
-        return header
+        file = storage.open(path, write=False, direct=shape.direct)
+        if max(file.offset_align_bytes, file.memory_align_bytes) > BLOCK_BYTES:
+            storage.close(file)
+            file = storage.open(path, write=False, direct=False)
+    except OSError as error:
+        raise IntegrityError(f"the file cannot be opened: {error.strerror}", where=name) from error
+    try:
+        return file, _header(file, record, queue)
+    except BaseException:
+        storage.close(file)
+        raise
+
+
+def _header(file: Any, record: FileRecord, queue: Queue) -> Header:
+    name = record.file_id.name
+    text = read_range(queue, file, 0, record.header_bytes, name)
+    if header_digest(text, record.file_id) != record.header_digest:
+        raise IntegrityError(
+            f"the header, {len(text)} bytes from offset 0, is damaged or of another file",
+            where=name,
+        )
+    header = parse_header(text, record.file_id, record.file_bytes)
+    ordered = list(header.entries)
+    if header.chunked_bytes % BLOCK_BYTES or ordered[-1] != INDEX:
+        raise FormatError("the index does not begin at a block behind all else", where=name)
+    return header
 
 
 def read_range(queue: Queue, file: Any, offset: int, n_bytes: int, name: str) -> bytes:

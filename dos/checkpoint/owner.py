@@ -41,19 +41,21 @@ class Owner:
         return self.boot == _boot() and _start(self.pid) == self.start
 
 
-def claim(storage: Storage, parent: str, name: str, checkpoint_id: str) -> str:
+def partial_path(path: str, checkpoint_id: str) -> str:
+    """The directory in which a checkpoint is built."""
+    parent, name = os.path.split(path)
+    return os.path.join(parent, f".{name}.{checkpoint_id}.partial")
+
+
+def claim(storage: Storage, path: str, partial: str) -> None:
     """Make the directory in which a checkpoint is built, once no other process does.
 
     What dead processes left of theirs is removed.
 
-    Returns:
-        Its path.
-
     Raises:
         CheckpointError: another process is writing the same checkpoint; it is named.
     """
-    partial = os.path.join(parent, f".{name}.{checkpoint_id}.partial")
-    mine = _owner_file(partial)
+    parent, name = os.path.split(path)
     _clear(storage, parent, name)
     if storage.exists(partial):
         raise CheckpointError(
@@ -63,7 +65,7 @@ def claim(storage: Storage, parent: str, name: str, checkpoint_id: str) -> str:
         )
     _building.add(partial)
     try:
-        storage.write_bytes(mine, json.dumps(asdict(Owner.here())).encode())
+        storage.write_bytes(_owner_file(partial), json.dumps(asdict(Owner.here())).encode())
         storage.mkdir(partial)
         # Again, because another may have begun meanwhile; if both see each other, neither goes on.
         _clear(storage, parent, name, but=partial)
@@ -71,7 +73,6 @@ def claim(storage: Storage, parent: str, name: str, checkpoint_id: str) -> str:
         with suppress(OSError):  # the next save removes what stays
             release(storage, partial)
         raise
-    return partial
 
 
 def release(storage: Storage, partial: str) -> None:

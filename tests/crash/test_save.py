@@ -102,7 +102,7 @@ def test_many_chunks_of_large_and_small_extents_survive_every_crash(
     before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dos.checkpoint.layout.LARGE_BYTES", 8192)
-    monkeypatch.setattr("dos.checkpoint.saving.lay_out", partial(lay_out, chunk_bytes=4096))
+    monkeypatch.setattr("dos.checkpoint.draft.lay_out", partial(lay_out, chunk_bytes=4096))
 
     def state_of(number: int) -> dict[str, Any]:
         sizes = {"large": 3000, "larger": 2500 + 100 * number, "small": 7, "lesser": 300}

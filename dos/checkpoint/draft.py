@@ -1,0 +1,108 @@
+"""One file of a save: everything about it is fixed before the first byte is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dos.checkpoint.capture import Capture, Held, leases_of
+from dos.checkpoint.capture_ring import CaptureRing
+from dos.checkpoint.collector import collector_paused
+from dos.checkpoint.encode import Leaf, encode_state
+from dos.checkpoint.format import FileId, index_text
+from dos.checkpoint.layout import lay_out
+from dos.checkpoint.manifest import FileRecord
+from dos.checkpoint.providers import plan_extents
+from dos.checkpoint.storage import Storage
+from dos.checkpoint.tuning import shape_for
+from dos.checkpoint.writer import FileWriter
+
+
+class Draft:
+    """A state as a file that is to be written.
+
+    Objects are as they were when it was made; tensors and arrays are read by `write`.
+
+    Args:
+        file_id: which file of which checkpoint.
+        state: see `dos.checkpoint.save`.
+        held: see `dos.checkpoint.saving.begin_save`.
+        captured: called once nothing is read from memory any more.
+
+    Attributes:
+        file_bytes: its size.
+
+    Raises:
+        FormatError: something in the state cannot be saved.
+    """
+
+    def __init__(
+        self,
+        file_id: FileId,
+        state: Any,
+        held: Sequence[Held] | None,
+        captured: Callable[[], None],
+    ) -> None:
+        with collector_paused():
+            node, encoder = encode_state(state)
+            extents = plan_extents(encoder.leaves, encoder.repeats)
+            self._text = index_text({"tree": node, "pieces": encoder.pieces})
+            leases = leases_of(held or ())
+            self._layout = lay_out(file_id, extents, encoder.blobs, self._text, leases=leases)
+        self._produced = _events(encoder.leaves)
+        self._capture = Capture(self._layout, held, captured)
+        self.file_bytes = self._layout.file_bytes
+
+    def write(
+        self,
+        storage: Storage,
+        directory: str,
+        ring: CaptureRing | None,
+        progress: Callable[[int], None],
+    ) -> FileRecord:
+        """Write it, durably.
+
+        Args:
+            storage: the file system.
+            directory: where it is made.
+            ring: where what is not written as it lies is copied; None: memory of its own.
+            progress: called with the bytes of each part that is on its way.
+
+        Raises:
+            OSError: of the file system; the file may be incomplete.
+        """
+        for event in self._produced:
+            event.synchronize()
+        self._capture.ready()
+        return FileWriter(
+            storage,
+            os.path.join(directory, self._layout.file_id.name),
+            self._layout,
+            self._text,
+            shape_for(directory),
+            progress=progress,
+            captured=self._capture.took,
+            order=self._capture.order,
+            ring=None if ring is None else ring.memory(),
+        ).write()
+
+    def wait_frozen(self) -> None:
+        """Until all that nobody holds is copied, or it was abandoned."""
+        self._capture.wait_frozen()
+
+    def abandon(self) -> None:
+        """It is not read from memory any more; whoever holds something may change it."""
+        self._capture.abandon()
+
+
+def _events(leaves: Sequence[Leaf]) -> list[torch.Event]:
+    """One event for each accelerator: after it, what the current streams had to do is done."""
+    tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor))
+    events = []
+    for device in {tensor.device for tensor in tensors if not tensor.is_cpu}:
+        events.append(torch.Event(device))
+        events[-1].record(torch.accelerator.current_stream(device))
+    return events
