@@ -141,7 +141,7 @@ def poll(is_so: Callable[[], bool], timeout_s: float) -> bool:
 
 def _connected(store: Any, timeout_s: float) -> Any:
     """Another connection to the same store; None where there can be none."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     timeout = timedelta(seconds=timeout_s)
     try:

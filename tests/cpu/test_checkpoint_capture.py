@@ -186,7 +186,8 @@ def test_parts_are_captured_in_their_order(tmp_path: Path) -> None:
             self.holds = [hold._replace(index=hold.index // 2) for hold in self.holds]
 
     owner, state = Two(), {"exp_avg": tensors[::2], "exp_avg_sq": tensors[1::2]}
-    begin_save(state, tmp_path / "a", held=[owner]).result(WAIT_S)
+    one_thread = CaptureRing(CHUNK_BYTES)
+    begin_save(state, tmp_path / "a", held=[owner], ring=one_thread).result(WAIT_S)
     assert owner.released == [0, 1]
 
 
