@@ -22,6 +22,8 @@ from dos.host_memory import Pools, pieces_of, size_of
 from dos.kernels import adam, cast
 from dos.kernels.cast import Examined
 from dos.kernels.scalars import AdamScalars
+from dos.live_state import holds_of
+from dos.memory import HeldState
 from dos.memory.flat import flat
 from dos.plan import Subgroup, SubgroupSize, partition
 from dos.planning import Planner
@@ -31,6 +33,7 @@ from dos.state import OptimizerState
 from dos.stride import AutoStride, DeviceMemory, Stride, slot_bytes
 from dos.stride_profile import auto_stride, warn_without_effect
 from dos.tail import Tail, writers_of
+from dos.wholeness import Wholeness
 
 
 class UpdateEngine:
@@ -46,6 +49,7 @@ class UpdateEngine:
     Attributes:
         plan: the plan of a step in which every subgroup has a gradient.
         state: the fp32 state.
+        whole: whether it is of one step.
 
     Raises:
         ConfigError: the device does not fit the parameters.
@@ -64,7 +68,7 @@ class UpdateEngine:
         self._parameters: list[torch.Tensor] = []
         self._subgroups: list[Subgroup] = []
         self._sizes: tuple[SubgroupSize, ...] = ()
-        self._torn = False
+        self.whole = Wholeness()
         self._last_step: StepRecord | None = None
         self._recording: Recording | None = None
         self._unjudged: StepRecord | None = None
@@ -167,14 +171,18 @@ class UpdateEngine:
         """Raise PoolError in a forked child, which has neither the memory nor the threads."""
         self._pools.check_process()
 
-    def check_whole(self, where: str) -> None:
-        """Raise ConfigError if an earlier step failed half-way, so that the state is of two."""
-        if self._torn:
-            raise ConfigError(
-                "an earlier step failed half-way and left state of two steps",
-                where=where,
-                fix="restore weights from a checkpoint and make a new optimizer",
-            )
+    def hold(self, what: str) -> tuple[HeldState, list[int]]:
+        """Hold all state and weights as the last step leaves them, even if it still runs.
+
+        Args:
+            what: names the capture in messages.
+
+        Returns:
+            What is held, its tree empty; and per parameter its step count then.
+        """
+        steps, running = self._tail.counted(self.state.steps)
+        ready = None if running is None else running.await_end
+        return HeldState(self.state.gates, holds_of(self.state), what, ready), steps
 
     def step(
         self,
@@ -194,7 +202,7 @@ class UpdateEngine:
         Raises:
             ConfigError: an earlier step failed half-way, so that the state is of two steps.
         """
-        self.check_whole("step")
+        self.whole.check("step")
         if not self._placed:
             self.state.fill_masters()
         absent = frozenset(
@@ -219,8 +227,9 @@ class UpdateEngine:
         plan = self._planner.plan(self._stride, sizes, absent, order)
         updated = [index for index, grad in enumerate(grads) if grad is not None]
         # Until the step is over, some subgroups are a step ahead of the others.
-        self._torn = True
-        running = self._interpreter.start(plan, work, backward)
+        self.whole.step_begins()
+        running = self._interpreter.start(plan, work, backward, self.state.gates)
+        self.whole.step_runs(running)
         writers = writers_of(plan, self.state.subgroups, updated)
         self._tail.follow(running, writers, weakref.WeakMethod(self._ended))
         if self._auto is not None:
@@ -247,7 +256,7 @@ class UpdateEngine:
 
     def _ended(self, record: StepRecord, updated: Iterable[int]) -> None:
         """The last step is over, and succeeded: said on any thread, backward's too."""
-        self._torn = False
+        self.whole.step_ended()
         if self.sender is not None:
             self.sender.let_go()
         for index in updated:
@@ -284,11 +293,17 @@ class UpdateEngine:
             self.change_stride(auto.out_of_memory(planner))
 
     def close(self) -> None:
-        """Stop all threads and give the memory back; idempotent. Raises what failed in a step."""
-        try:
-            self._finalizer()
-        finally:
-            self.state.drop()
+        """Stop all threads and give the memory back, once it is captured; idempotent.
+
+        Raises:
+            PoolError: a capture does not end; everything is closed nevertheless.
+            Exception: what failed in a step.
+        """
+        with ExitStack() as closing:
+            closing.callback(self.state.drop)
+            closing.callback(self._finalizer)
+            if not self.closed:
+                self.state.gates.wait("close")
 
     def discard_gradients(self) -> None:
         """Forget gradients that were sent: they are about to be zeroed, or the step is skipped."""

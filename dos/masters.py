@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from dos.memory import Gates
 from dos.memory.flat import flat
 from dos.shards import identity, local_of
 
@@ -22,11 +23,13 @@ _CHUNK_NUMEL = 1 << 20
 class MasterPart:
     """A piece of a parameter's fp32 master where it is at home, 1-D; `start` is its first element.
 
-    A piece in memory order: element i of `master` is for element `start` + i of the weight.
+    A piece in memory order: element i of `master` is for element `start` + i of the weight. It
+    lies in the memory of `subgroup`.
     """
 
     master: torch.Tensor
     start: int
+    subgroup: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class _Sample:
 class Masters:
     """Which masters are to be taken from their weights before a step, and how.
 
+    A master is written only while the `gates` of its subgroups are open.
+
     A weight that is its own master has no parts here and needs nothing. Of the others:
 
     - One that was never met, or was loaded without a master, gives its master all elements.
@@ -53,7 +58,8 @@ class Masters:
       spread evenly from the first to the last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
         self._parameters: list[torch.Tensor] = []
         self._parts: list[Sequence[MasterPart]] = []
         self._seen: list[tuple[int, int, int]] = []
@@ -90,6 +96,7 @@ class Masters:
         overruled = 0
         for index, parameter in enumerate(self._parameters):
             if index in self._new:
+                self._await_gates(index)
                 for master, weight in self._pairs(index):
                     master.copy_(weight)
             elif index in self._loaded:
@@ -122,6 +129,9 @@ class Masters:
         for part in self._parts[index]:
             yield part.master, weights[part.start : part.start + part.master.numel()]
 
+    def _await_gates(self, index: int) -> None:
+        self._gates.wait("masters of changed weights", [p.subgroup for p in self._parts[index]])
+
     def _take_up(self, index: int) -> int:
         """Take the weights whose master does not round to them; returns how many these are.
 
@@ -137,6 +147,7 @@ class Masters:
                 same = _rounds_to(master, weight)
                 others = same.numel() - int(same.sum())
                 if others:
+                    self._await_gates(index)
                     master.copy_(torch.where(same, master, weight.to(master.dtype)))
                     changed += others
         return changed

@@ -10,6 +10,7 @@ import torch
 from torch._compile import _disable_dynamo  # unlike torch.compiler's, imports no compiler
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
+from dos.checkpointed import Checkpointed
 from dos.config import DOSConfig
 from dos.engine import UpdateEngine
 from dos.errors import ConfigError
@@ -26,7 +27,7 @@ from dos.trained import TrainedParameters
 from dos.wrapped import check_supported, read_group, share_hooks, step_scalars
 
 
-class DOSOptimizer(torch.optim.Optimizer):
+class DOSOptimizer(Checkpointed):
     """Adam or AdamW with its state in pinned host memory, updated on host and device at once.
 
     Wraps a `torch.optim.Adam` or `torch.optim.AdamW` and takes its place: it shares the
@@ -71,7 +72,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             load_saved(self._engine.state, adopted)
         # From here on nothing fails, so the wrapped optimizer may be changed.
-        self._wrapped: torch.optim.Optimizer | None = None
+        self._wrapped = None
         super().__init__(wrapped.param_groups, wrapped.defaults)
         self.param_groups = wrapped.param_groups
         self._wrapped = wrapped
@@ -198,7 +199,7 @@ class DOSOptimizer(torch.optim.Optimizer):
             ConfigError: the optimizer was closed.
             PoolError: called in a forked child.
         """
-        self._check_usable("refresh_master_weights")
+        self._check_writable("refresh_master_weights")
         with torch.no_grad():
             self._engine.state.masters.refresh()
 
@@ -215,7 +216,7 @@ class DOSOptimizer(torch.optim.Optimizer):
         if getattr(self, "_wrapped", None) is None:  # torch's own constructor
             super().add_param_group(param_group)
             return
-        self._check_usable("add_param_group")
+        self._check_writable("add_param_group")
         given = dict(param_group) if isinstance(param_group, dict) else {}
         count = len(self.param_groups)
         try:
@@ -242,7 +243,7 @@ class DOSOptimizer(torch.optim.Optimizer):
             PoolError: called in a forked child.
         """
         self._check_usable("state_dict")
-        self._engine.check_whole("state_dict")
+        self._engine.whole.check("state_dict")
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -259,8 +260,8 @@ class DOSOptimizer(torch.optim.Optimizer):
             PoolError: called in a forked child; or it has state of frozen parameters, for which
                 host memory is too small. Nothing has been changed.
         """
-        self._check_usable("load_state_dict")
-        self._engine.check_whole("load_state_dict")
+        self._check_writable("load_state_dict")
+        self._engine.whole.check("load_state_dict", loads=True)
         assert self._wrapped is not None
         given: Any = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -271,8 +272,11 @@ class DOSOptimizer(torch.optim.Optimizer):
         with torch.no_grad():
             self._admit(lambda tensor: read.states[tensor] is not None)
             states = {index: read.states[t] for t, index in self._trained.index_of.items()}
+            if self._engine.whole.loading:
+                self._engine.state.forget_zeros()
             load_saved(self._engine.state, states)
         read.set_groups(self._wrapped)
+        self._engine.whole.load_ended()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -287,21 +291,6 @@ class DOSOptimizer(torch.optim.Optimizer):
             where="DOSOptimizer",
             fix="save its state_dict(), and load that into a new DOSOptimizer",
         )
-
-    def _admit(self, wanted: Callable[[torch.Tensor], bool]) -> None:
-        """Take in those of the `wanted` parameters in the groups that have no state yet."""
-        assert self._wrapped is not None
-        found = self._trained.missing(self._wrapped, wanted)
-        if found:
-            tensors = [parameter.tensor for parameter in found]
-            self._engine.extend(tensors, [parameter.group for parameter in found])
-            self._trained.add(found)
-
-    def _check_usable(self, where: str) -> None:
-        if self._engine.closed:
-            raise ConfigError("the optimizer was closed", where=where, fix="make a new one")
-        self._engine.check_process()
-        self._engine.synchronize()
 
     def _step(self) -> None:
         assert self._wrapped is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,15 +70,25 @@ def load_saved(state: OptimizerState, saved: Mapping[int, SavedState | None]) ->
                 source = flat_like(array.detach(), local_of(state.parameters[index]))
                 for home, start in state.parts(index, kind):
                     _copy(home, source[start : start + home.numel()])
-    # Zeros last: the source may be views of this very state. What was never stepped is zero,
-    # and its pages, perhaps, not there yet.
-    for index, its in saved.items():
-        if its is None and state.steps[index]:
+    # Zeros last: the source may be views of this very state.
+    counts = {index: 0 if its is None else its.step for index, its in saved.items()}
+    with_master = [i for i, its in saved.items() if its is not None and "master" in its.arrays]
+    take_counts(state, counts, with_master)
+
+
+def take_counts(state: OptimizerState, counts: Mapping[int, int], masters: Collection[int]) -> None:
+    """After a load, set step counts by parameter; those of `masters` were loaded with a master.
+
+    What was never stepped gets zeros; where it was not before it has them, and its pages,
+    perhaps, are not there yet.
+    """
+    for index, count in counts.items():
+        if not count and state.steps[index]:
             for kind in ("exp_avg", "exp_avg_sq"):
                 for home, _ in state.parts(index, kind):
                     home.zero_()
-        state.steps[index] = 0 if its is None else its.step
-        state.masters.expect(index, loaded=its is not None and "master" in its.arrays)
+        state.steps[index] = count
+        state.masters.expect(index, loaded=index in masters)
 
 
 def _copy(home: torch.Tensor, source: torch.Tensor) -> None:

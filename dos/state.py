@@ -11,7 +11,7 @@ from dos.execute.backend import Device
 from dos.execute.work import Piece, Staging, StepInputs, SubgroupMemory
 from dos.host_memory import STATE_KINDS, has_lease, host_arrays, master_numel
 from dos.masters import MasterPart, Masters
-from dos.memory import Lease, Pool, tensor_across
+from dos.memory import Gates, Lease, Pool, tensor_across
 from dos.memory.flat import unflatten
 from dos.plan import Placement, SubgroupSize, UpdatePlan
 from dos.shards import local_of
@@ -27,6 +27,7 @@ class OptimizerState:
     Attributes:
         parameters: the trained ones, dense; of a DTensor the local shard is.
         steps: per parameter, how often it was updated.
+        gates: closed for subgroups that are being captured.
         masters: what brings masters in line with the weights.
         subgroups: per subgroup, its state where it is at home.
         staging: slots and staging buffers.
@@ -35,7 +36,8 @@ class OptimizerState:
     def __init__(self, device: Device | None, *, any_stride: bool = False) -> None:
         self.parameters: list[torch.Tensor] = []
         self.steps: list[int] = []
-        self.masters = Masters()
+        self.gates = Gates()
+        self.masters = Masters(self.gates)
         self.subgroups: list[SubgroupMemory] = []
         self.staging = Staging()
         self._device, self._any_stride = device, any_stride
@@ -78,7 +80,8 @@ class OptimizerState:
             for piece in its:
                 self._where[piece.parameter].append((index, piece))
         for index, parameter in enumerate(parameters, first_parameter):
-            parts = [MasterPart(master, start) for master, start in self.parts(index, "master")]
+            homes_of = zip(self._where[index], self.parts(index, "master"), strict=False)
+            parts = [MasterPart(*home, subgroup) for (subgroup, _), home in homes_of]
             self.masters.add(parameter, parts)
 
     def restage(self, plan: UpdatePlan) -> None:
@@ -119,10 +122,10 @@ class OptimizerState:
                 home: torch.Tensor = getattr(self.subgroups[subgroup], kind)
                 yield home[offset : offset + piece.numel], piece.start
 
-    def whole(self, index: int, kind: str) -> torch.Tensor:
-        """All of it here in the parameter's shape and order, with a storage of exactly its bytes.
+    def view(self, index: int, kind: str) -> torch.Tensor | None:
+        """All of it here in the parameter's shape and order, if its pieces adjoin in host memory.
 
-        A view where the pieces adjoin in host memory, else put together there.
+        Its storage is exactly its bytes.
         """
         like = local_of(self.parameters[index])
         spans = []
@@ -130,13 +133,16 @@ class OptimizerState:
             offset = piece.master_offset if kind == "master" else piece.offset
             lease = self._leases.get((kind, subgroup))  # a resident has none
             if lease is None or offset is None:
-                break
+                return None
             spans.append((lease, 4 * offset, 4 * piece.numel))
-        else:
-            if spans:
-                view = tensor_across(spans, torch.float32, like.shape, like.stride())
-                if view is not None:
-                    return view
+        return tensor_across(spans, torch.float32, like.shape, like.stride()) if spans else None
+
+    def whole(self, index: int, kind: str) -> torch.Tensor:
+        """As `view`, but put together in host memory where there is none."""
+        view = self.view(index, kind)
+        if view is not None:
+            return view
+        like = local_of(self.parameters[index])
         assembled = torch.empty(like.numel(), dtype=torch.float32, device="cpu")
         for home, start in self.parts(index, kind):
             assembled[start : start + home.numel()].copy_(home)
@@ -150,10 +156,14 @@ class OptimizerState:
         """Note how a step left the weights, to tell later changes by others."""
         self.masters.remember()
 
+    def forget_zeros(self) -> None:
+        """What was never stepped may not be zero: something was written there, and failed."""
+        self.steps = [max(1, count) for count in self.steps]
+
     def drop(self) -> None:
         """Let go of all memory; nothing of any parameter is left."""
         self.subgroups, self._leases, self.staging = [], {}, Staging()
-        self.masters = Masters()
+        self.masters = Masters(self.gates)
         self._where = [[] for _ in self._where]
         self.steps = [0] * len(self.steps)
 

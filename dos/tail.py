@@ -157,6 +157,16 @@ class Tail:
             if call is not None:
                 call(record, updated)
 
+    def counted(self, steps: Sequence[int]) -> tuple[list[int], RunningStep | None]:
+        """Step counts as they are after the step that is under way, and that step, if any.
+
+        Args:
+            steps: by parameter, what its end counts up.
+        """
+        with self._lock:
+            updated = frozenset(self._updated)
+            return [n + (i in updated) for i, n in enumerate(steps)], self._running
+
     def _read(self, index: int) -> None:
         if index in self._unread:
             self._unread.discard(index)

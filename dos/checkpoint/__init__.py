@@ -18,7 +18,7 @@ _HOME = {
     "load": "dos.checkpoint.reader",
     "verify": "dos.checkpoint.verifying",
     "inspect": "dos.checkpoint.inspecting",
-    "Pieces": "dos.checkpoint.pieces",
+    "Pieces": "dos.memory.pieces",
 }
 
 __all__ = ["Handle", "Pieces", "Progress", "inspect", "load", "save", "verify"]
@@ -26,10 +26,10 @@ __all__ = ["Handle", "Pieces", "Progress", "inspect", "load", "save", "verify"]
 if TYPE_CHECKING:
     from dos.checkpoint.handle import Handle, Progress
     from dos.checkpoint.inspecting import inspect
-    from dos.checkpoint.pieces import Pieces
     from dos.checkpoint.reader import load
     from dos.checkpoint.saving import save
     from dos.checkpoint.verifying import verify
+    from dos.memory.pieces import Pieces
 
 
 def __getattr__(name: str) -> object:

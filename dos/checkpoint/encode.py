@@ -23,8 +23,8 @@ import torch
 from dos.checkpoint.dtypes import header_name
 from dos.checkpoint.objects import Node, describe_dtype, encode_value
 from dos.checkpoint.paths import ROOT_ENTRY, component, join, key_component, text_of
-from dos.checkpoint.pieces import Pieces
 from dos.errors import FormatError
+from dos.memory.pieces import Pieces
 
 FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str, tuple, bool)}
 """Default factories of a defaultdict that are known by name."""

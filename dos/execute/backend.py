@@ -41,6 +41,14 @@ class Event(Protocol):
         ...
 
 
+class HostEvent(Event, Protocol):
+    """The completion of an op of the host lane, which a thread can be told of."""
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call `call`, on any thread, once the op has finished, however it did."""
+        ...
+
+
 class Stream(Protocol):
     """A FIFO lane: what is given to `run` runs in that order."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,15 @@ NO_BACKWARD = Backward()
 
 
 @dataclass(frozen=True, slots=True)
+class Gated:
+    """An update that was held back because its subgroup was being captured."""
+
+    lane: Lane
+    subgroup: int
+    interval: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step as it ran.
 
@@ -55,6 +64,7 @@ class StepRecord:
         backward: gradients that were sent before the step.
         held: when callers were held by it, in seconds since the lanes could start: first `step`,
             then who waits for a part of it that ran on after `step`.
+        gated: updates that nothing but a capture held back.
     """
 
     plan: UpdatePlan
@@ -65,11 +75,17 @@ class StepRecord:
     time_scale: float
     backward: Backward = NO_BACKWARD
     held: tuple[Interval, ...] = ()
+    gated: tuple[Gated, ...] = ()
 
     @property
     def exposed_s(self) -> float:
         """Seconds of the step that callers were held by it, by the time scale."""
         return sum(interval.end_s - interval.start_s for interval in self.held) / self.time_scale
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which some lane stood still for a capture, by the time scale."""
+        return covered_s(its.interval for its in self.gated) / self.time_scale
 
     @property
     def stride(self) -> str:
@@ -161,6 +177,13 @@ class StepRecord:
             for name, its in zip(names, self.held, strict=False)
         ]
 
+    def gate_spans(self) -> list[Span]:
+        """Spans of updates that were held back by a capture, beside the lane that they held up."""
+        return [
+            self._span(f"capture of {its.subgroup}", f"{its.lane.value} gate", its.interval, {})
+            for its in self.gated
+        ]
+
     def metrics(self) -> dict[str, float]:
         """A flat dict for loggers; waits for device ops."""
         busy = {f"{lane}_busy_s": seconds for lane, seconds in self.busy_s.items()}
@@ -173,6 +196,7 @@ class StepRecord:
         return {
             "step_s": self.wall_s,
             "exposed_s": self.exposed_s,
+            "waited_s": self.waited_s,
             "params_per_s": numel / self.wall_s if self.wall_s > 0 else 0.0,
             "h2d_bytes": self.h2d_bytes,
             "d2h_bytes": self.d2h_bytes,
@@ -226,8 +250,18 @@ def _spans_of(records: Sequence[StepRecord]) -> list[Span]:
     spans = []
     for number, record in enumerate(records):
         offset_s = (record.begin_s - records[0].begin_s) / record.time_scale
-        for span in (*record.backward_spans(), *record.caller_spans(), *record.spans()):
+        callers, gates = record.caller_spans(), record.gate_spans()
+        for span in (*record.backward_spans(), *callers, *gates, *record.spans()):
             start_s, end_s = span.start_s + offset_s, span.end_s + offset_s
             args = {**span.args, "step": number}
             spans.append(Span(span.name, span.lane, start_s, end_s, args))
     return spans
+
+
+def covered_s(intervals: Iterable[Interval]) -> float:
+    """Seconds that lie in at least one of them."""
+    total_s, end_s = 0.0, float("-inf")
+    for its in sorted(intervals, key=lambda interval: interval.start_s):
+        total_s += max(0.0, its.end_s - max(its.start_s, end_s))
+        end_s = max(end_s, its.end_s)
+    return total_s

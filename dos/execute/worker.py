@@ -34,6 +34,10 @@ class WorkerEvent:
                 raise
             raise TimeoutError(f"{self._name} did not finish within {WAIT_S:.0f} s") from None
 
+    def then(self, call: Callable[[], None]) -> None:
+        """Call `call`, on any thread, once the op has finished, however it did."""
+        self._future.add_done_callback(lambda _: call())
+
 
 class WorkerStream:
     """A FIFO of work on one thread of its own.

@@ -82,7 +82,7 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
         Raises:
             ConfigError: a step failed half-way, so that the state is of two steps.
         """
-        self._dos.engine.check_whole("state_dict")
+        self._dos.engine.whole.check("state_dict")
         return super().state_dict()
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,7 @@
 
 from dos.memory.available import available_host_bytes
 from dos.memory.fence import Fence, Use
+from dos.memory.gates import Gates, HeldState, Hold
 from dos.memory.lease import Lease, RingLease, tensor_across
 from dos.memory.pinned import Slab
 from dos.memory.pool import Pool, PoolStats, Requirement
@@ -11,6 +12,9 @@ from dos.memory.sizes import PAGE_BYTES, bytes_text, padded_bytes
 __all__ = [
     "PAGE_BYTES",
     "Fence",
+    "Gates",
+    "HeldState",
+    "Hold",
     "Lease",
     "Pool",
     "PoolStats",

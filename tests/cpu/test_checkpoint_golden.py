@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 import dos.checkpoint
-from dos.checkpoint.pieces import Pieces
+from dos.memory.pieces import Pieces
 from tests.cpu.checkpoint_cases import (
     CLASSES,
     DTYPES,

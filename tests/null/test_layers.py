@@ -23,8 +23,8 @@ TABLE = """
 experiments
 dos.__init__ dos.run dos.cli dos.cli_checkpoint dos.bench dos.doctor perfmodel.__main__ perfmodel.report perfmodel.planned perfmodel.prediction perfmodel.comparison perfmodel.fit perfmodel.published_runs perfmodel.options perfmodel.predict_cli perfmodel.solve_cli perfmodel.fit_cli perfmodel.calibrate_cli
 dos.integrations dos.ddp
-dos.optimizer dos.engine dos.planning dos.stride dos.stride_profile dos.trained dos.wrapped dos.grad_scale dos.state_dict | dos.checkpoint
-dos.state dos.host_memory dos.state_views dos.saved_state dos.masters dos.gradients dos.sending dos.sent dos.hooks dos.released dos.shards dos.readers dos.tail perfmodel.calibrate perfmodel.stages perfmodel.bench perfmodel.timing perfmodel.disk perfmodel.machine perfmodel.cache
+dos.optimizer dos.checkpointed dos.engine dos.planning dos.stride dos.stride_profile dos.trained dos.wrapped dos.grad_scale dos.state_dict | dos.checkpoint
+dos.state dos.live_state dos.wholeness dos.host_memory dos.state_views dos.saved_state dos.masters dos.gradients dos.sending dos.sent dos.hooks dos.released dos.shards dos.readers dos.tail perfmodel.calibrate perfmodel.stages perfmodel.bench perfmodel.timing perfmodel.disk perfmodel.machine perfmodel.cache
 dos.execute
 dos.plan | dos.memory
 dos.kernels | perfmodel.__init__ perfmodel.profile perfmodel.model perfmodel.timeline perfmodel.solve perfmodel.closed_form perfmodel.published perfmodel.at_scale perfmodel.checkpoint_interval
