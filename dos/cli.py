@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -84,20 +85,27 @@ def plan(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="measure nothing")] = False,
+    directories: Annotated[
+        list[Path] | None,
+        typer.Option("--dir", help="where checkpoints go; may be repeated  [default: .]"),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="a warning fails, too")] = False,
 ) -> None:
     """Say how this machine suits the optimizer: what it uses, what holds it back, what to do.
 
-    Exit code 1 if torch or the compiled extension is broken; warnings leave it 0.
+    Exit code 1 if torch or the compiled extension is broken, with --strict also if there is a
+    warning; notes leave it 0. A small file is made in each directory, and removed.
     """
     with own_stdout() as stdout:
         from dos.doctor import examine, report  # here, because it loads torch
 
-        found = examine(quick=quick)
+        found = examine(quick=quick, directories=directories or [Path()])
         if as_json:
             print(json.dumps(report(found)), file=stdout)
         else:
             Console(file=stdout).print(_table(found))
-    if any(finding.status == "broken" for finding in found):
+    failing = ("broken", "warning") if strict else ("broken",)
+    if any(finding.status in failing for finding in found):
         raise typer.Exit(1)
 
 

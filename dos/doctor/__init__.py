@@ -1,6 +1,7 @@
 """What `dos doctor` looks at: facts of this machine, and what each means for the optimizer.
 
-`findings` judges facts that it is given, `facts` reads them off the machine, `probe` measures.
+`findings` and `storage_findings` judge facts that they are given, `facts` and `disks` read them
+off the machine, `probe` measures.
 """
 
 from __future__ import annotations

@@ -10,24 +10,31 @@ import platform
 import re
 import resource
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import dos
 from dos.checkpoint import native
-from dos.doctor import findings
+from dos.doctor import disks, findings, storage_findings
 from dos.doctor.findings import Finding
 from dos.errors import PoolError
 from dos.kernels.thread_pool import PythonPool
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CPU_INFO = Path("/proc/cpuinfo")
+IO_URING_DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
+PACKAGES = ("numpy", "pydantic", "typer", "rich", "xxhash", *findings.OPTIONAL)
 PINNED_PROBE_BYTES = 1 << 20
 
 
-def examine(*, quick: bool = False) -> list[Finding]:
-    """Everything, in the order in which it is told; ``quick`` leaves out what takes time."""
-    found = [*_versions(), *_processor(), *_memory()]
+def examine(*, quick: bool = False, directories: Sequence[Path] = (Path(),)) -> list[Finding]:
+    """Everything, in the order in which it is told.
+
+    Args:
+        quick: leave out what takes time.
+        directories: where checkpoints are to go; a small file is made in each, and removed.
+    """
+    found = [*_versions(), *_processor(), *_memory(), *_storage(directories)]
     usable = not any(finding.status == "broken" for finding in found)
     return found + (list(_accelerator()) if usable else []) + [_probe(quick, usable)]
 
@@ -35,12 +42,23 @@ def examine(*, quick: bool = False) -> list[Finding]:
 def _versions() -> Iterator[Finding]:
     yield findings.version("dos", dos.__version__)
     yield findings.version("python", platform.python_version())
+    yield findings.version(platform.system(), platform.release())
     try:
         import torch
     except (ImportError, OSError) as error:  # a library that torch loads may be missing
         yield findings.version("torch", None, str(error))
     else:
         yield findings.version("torch", str(torch.__version__))
+    yield findings.packages({name: _installed(name) for name in PACKAGES})
+    yield _deepspeed()
+
+
+def _deepspeed() -> Finding:
+    if (version := _installed("deepspeed")) is None:
+        return findings.deepspeed(None, False)
+    from dos.integrations.zero3_seams import is_tested  # it needs what DeepSpeed installs
+
+    return findings.deepspeed(version, is_tested(version))
 
 
 def _processor() -> Iterator[Finding]:
@@ -68,13 +86,21 @@ def _processor() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     yield findings.huge_pages(_huge_pages())
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    yield findings.memlock(None if limit == resource.RLIM_INFINITY else limit)
-    yield findings.io_uring(native.refusal("io_uring"))
     with contextlib.suppress(ImportError, OSError):  # torch, told of above
         from dos.memory import available_host_bytes
 
         yield findings.host_memory(available_host_bytes())
+
+
+def _storage(directories: Sequence[Path]) -> Iterator[Finding]:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    yield storage_findings.memlock(None if limit == resource.RLIM_INFINITY else limit)
+    yield storage_findings.io_uring(native.refusal("io_uring"), _io_uring_disabled())
+    for directory in dict.fromkeys(path.resolve() for path in directories):
+        try:
+            yield storage_findings.directory(str(directory), disks.look_at(directory))
+        except OSError as error:
+            yield storage_findings.no_directory(str(directory), error.strerror or str(error))
 
 
 def _accelerator() -> Iterator[Finding]:
@@ -117,6 +143,13 @@ def _huge_pages() -> str | None:
         if chosen := re.search(r"\[(\w+)\]", HUGE_PAGES.read_text()):
             return chosen.group(1)
     return None
+
+
+def _io_uring_disabled() -> int:
+    """0: for nobody; 1: for all but a group; 2: for all. Kernels before 6.6 have no such switch."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(IO_URING_DISABLED.read_text())
+    return 0
 
 
 def _cpu_flags() -> list[str]:

@@ -17,9 +17,17 @@ FAR_BELOW_SWEEP = 0.7
 """An update that reaches less of the sweep's rate than this is not limited by memory."""
 SLOW_MEMORY_BYTES_PER_S = 8e9
 """Less than half of what one DDR4-2400 channel carries (19.2e9): something is in the way."""
-SMALL_MEMLOCK_BYTES = 1 << 30
 STATE_PARAM_BYTES = 16
 """Host memory of a parameter: 12 of fp32 state, a 16-bit gradient, the same of staging at most."""
+
+OPTIONAL = {
+    "numba": "fast update where the compiled extension is missing",
+    "scipy": "`python -m perfmodel fit`",
+    "matplotlib": "pictures of steps",
+    "transformers": "Trainer",
+    "accelerate": "accelerate",
+}
+"""What each package that may be missing is for."""
 
 # What /proc/cpuinfo must list for each instruction set, best first, as `dispatch.cpp` asks.
 CPU_FLAGS = {
@@ -68,6 +76,31 @@ def version(name: str, found: str | None, error: str = "") -> Finding:
         "no optimizer can be made",
         f"reinstall it: pip install --force-reinstall {name}",
     )
+
+
+def deepspeed(found: str | None, tested: bool) -> Finding:
+    """The installed DeepSpeed, and whether this library is tested with it."""
+    figures = {"version": found, "tested": found is not None and tested}
+    if found is None:
+        costs, fix = "no ZeRO-3 by it", "pip install 'deep-optimizer-states[deepspeed]'"
+        return Finding("DeepSpeed", "missing", "note", costs, fix, figures)
+    if tested:
+        return Finding("DeepSpeed", found, figures=figures)
+    costs = "its ZeRO-3 is refused where it is not as known, and may differ unnoticed elsewhere"
+    fix = "install a tested version: docs/deepspeed.md names them"
+    return Finding("DeepSpeed", f"{found}, not tested", "warning", costs, fix, figures)
+
+
+def packages(found: Mapping[str, str | None]) -> Finding:
+    """Versions of the other packages by name; None: not installed, which an optional one may be."""
+    figures = {"versions": dict(found)}
+    value = ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    missing = [name for name, version in found.items() if version is None]
+    if not missing:
+        return Finding("packages", value, figures=figures)
+    costs = "; ".join(f"without {name} no {OPTIONAL.get(name, 'optimizer')}" for name in missing)
+    fix = f"pip install {' '.join(missing)}"
+    return Finding("packages", value, "note", costs, fix, figures)
 
 
 def extension(isas: Sequence[str], numba: str | None, error: str = "") -> Finding:
@@ -171,39 +204,6 @@ def huge_pages(setting: str | None) -> Finding:
         "warning",
         "more TLB misses: updates took 6% to 18% longer without them on two EPYC cores",
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        figures,
-    )
-
-
-def memlock(limit_bytes: int | None) -> Finding:
-    """How much memory this process may lock; None: without limit."""
-    figures = {"limit_bytes": limit_bytes}
-    if limit_bytes is None or limit_bytes >= SMALL_MEMLOCK_BYTES:
-        value = "unlimited" if limit_bytes is None else f"{limit_bytes / 1e9:.1f} GB"
-        return Finding("memlock", value, figures=figures)
-    return Finding(
-        "memlock",
-        f"{limit_bytes / 1e6:.1f} MB",
-        "note",
-        "nothing for CUDA's pinning; some kernels count io_uring's registered buffers against it",
-        "the line `* - memlock unlimited` in /etc/security/limits.conf, and a new login; "
-        "LimitMEMLOCK=infinity for systemd; docker's --ulimit memlock=-1",
-        figures,
-    )
-
-
-def io_uring(refusal: str) -> Finding:
-    """Whether checkpoints go through io_uring; why not, or empty."""
-    figures = {"works": not refusal}
-    if not refusal:
-        return Finding("io_uring", "works", figures=figures)
-    return Finding(
-        "io_uring",
-        refusal,
-        "note",
-        "checkpoints are read and written by threads, at the cost of more switches between them",
-        "build with liburing (apt-get install liburing-dev, then make), on a system that lets it: "
-        "sysctl kernel.io_uring_disabled=0; a container's seccomp profile that allows io_uring",
         figures,
     )
 

@@ -65,10 +65,14 @@ ATTRIBUTES = (
 """What a ZeRO-3 optimizer is asked for."""
 
 
+def is_tested(version: str) -> bool:
+    """Whether a DeepSpeed is one of those that are tested, or lies between them."""
+    return Version(OLDEST) <= Version(Version(version).base_version) <= Version(NEWEST)
+
+
 def check_version(version: str) -> None:
     """Warn about a DeepSpeed that is not tested."""
-    release = Version(Version(version).base_version)
-    if not Version(OLDEST) <= release <= Version(NEWEST):
+    if not is_tested(version):
         warnings.warn(
             f"DeepSpeed {version} is not tested with this library; {OLDEST} to {NEWEST} are",
             stacklevel=3,

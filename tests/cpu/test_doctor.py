@@ -57,6 +57,7 @@ def test_each_finding_has_a_name_of_its_own(shown: dict[str, Any]) -> None:
     names = [finding["name"] for finding in shown["findings"]]
     assert len(set(names)) == len(names)
     assert {"dos", "torch", "extension", "threads", "NUMA", "huge pages", "memlock"} <= set(names)
+    assert {"DeepSpeed", "packages", "io_uring", f"directory {os.getcwd()}"} <= set(names)
     assert {"host memory", "accelerator", "pinning", "triton", "update"} <= set(names)
 
 
@@ -77,6 +78,11 @@ def test_people_get_a_table() -> None:
     shown = doctor("--quick").stdout
     assert "huge pages" in shown
     assert "{" not in shown
+
+
+def test_strict_fails_where_there_is_a_warning(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    assert doctor("--quick", "--strict", "--dir", missing).returncode == 1
 
 
 def test_the_help_tells_the_exit_code() -> None:
@@ -174,15 +180,19 @@ def test_no_huge_pages_are_a_warning(setting: str | None, status: str) -> None:
     assert findings.huge_pages(setting).status == status
 
 
-@pytest.mark.parametrize(("limit", "status"), [(None, "ok"), (1 << 33, "ok"), (8 << 20, "note")])
-def test_little_lockable_memory_is_noted(limit: int | None, status: str) -> None:
-    assert findings.memlock(limit).status == status
+@pytest.mark.parametrize(
+    ("found", "tested", "status"),
+    [("0.19.8", True, "ok"), ("0.12.0", False, "warning"), (None, False, "note")],
+)
+def test_a_deepspeed_that_is_not_tested_is_a_warning(
+    found: str | None, tested: bool, status: str
+) -> None:
+    assert findings.deepspeed(found, tested).status == status
 
 
-@pytest.mark.parametrize(("refusal", "status"), [("", "ok"), ("Operation not permitted", "note")])
-def test_a_refused_io_uring_is_noted(refusal: str, status: str) -> None:
-    found = findings.io_uring(refusal)
-    assert (found.status, found.value) == (status, refusal or "works")
+def test_a_missing_package_says_what_is_off_without_it() -> None:
+    found = findings.packages({"numpy": "2.4", "scipy": None})
+    assert (found.status, "perfmodel fit" in found.costs) == ("note", True)
 
 
 def test_unknown_host_memory_is_noted() -> None:
