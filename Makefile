@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint gpu-wheels gpu-check clean
+.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint wheel gpu-wheels gpu-check clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -45,6 +45,10 @@ lint: ## style, types, the direction of the imports, tidiness
 	@$(RUN) -m ruff format --check --quiet
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q tests/null/test_layers.py tests/null/test_tidy.py
+
+wheel: ## a wheel for other machines, tried without a compiler; the last line is its path
+	@$(SETUP) test
+	@$(RUN) -m scripts.wheel
 
 gpu-wheels: ## fetch what gpu-check needs besides torch, for Python 3.12 (needs a network)
 	@$(PYTHON) -m scripts.gpu_check wheels

@@ -25,7 +25,7 @@ OPTIONAL = {
     "scipy": "`python -m perfmodel fit`",
     "matplotlib": "pictures of steps",
     "transformers": "Trainer",
-    "accelerate": "accelerate",
+    "accelerate": "training loops of its own",
 }
 """What each package that may be missing is for."""
 
@@ -82,7 +82,7 @@ def deepspeed(found: str | None, tested: bool) -> Finding:
     """The installed DeepSpeed, and whether this library is tested with it."""
     figures = {"version": found, "tested": found is not None and tested}
     if found is None:
-        costs, fix = "no ZeRO-3 by it", "pip install 'deep-optimizer-states[deepspeed]'"
+        costs, fix = "ZeRO-3 needs it", "pip install 'deep-optimizer-states[deepspeed]'"
         return Finding("DeepSpeed", "missing", "note", costs, fix, figures)
     if tested:
         return Finding("DeepSpeed", found, figures=figures)

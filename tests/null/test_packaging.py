@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import setup
+from scripts import wheel
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -58,27 +61,43 @@ def test_the_command_answers() -> None:
     assert shown.returncode == 0, shown.stderr
 
 
-@pytest.mark.slow  # it compiles the extension anew
-def test_a_wheel_holds_the_kernels_inside_dos(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    # A copy, because the build leaves folders behind and a built extension would hide a fault.
-    litter = shutil.ignore_patterns(".git", ".venv", "build", "*.so", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, source, symlinks=True, ignore=litter)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    built = subprocess.run(
-        [*command, "--wheel-dir", str(tmp_path), str(source)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = tmp_path.glob("deep_optimizer_states-*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel; a minute, because the extension is compiled anew."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    return wheel.build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_kernels_inside_dos(made: Path) -> None:
+    names = set(zipfile.ZipFile(made).namelist())
     # setup.py lists the packages one by one, so a new one can be forgotten.
-    library = [*(source / "dos").rglob("*.py"), *(source / "perfmodel").rglob("*.py")]
-    expected = {str(path.relative_to(source)) for path in library}
-    expected |= {f"dos/{path.relative_to(source)}" for path in (source / "kernels").rglob("*.py")}
+    library = [*(ROOT / "dos").rglob("*.py"), *(ROOT / "perfmodel").rglob("*.py")]
+    expected = {str(path.relative_to(ROOT)) for path in library}
+    expected |= {f"dos/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
     assert "dos/kernels/adam.py" in expected
     assert not expected - names
     assert [name for name in names if name.startswith("dos/kernels/_native.") and ".so" in name]
     assert not [name for name in names if name.startswith(("kernels/", "tests/"))]
+
+
+@pytest.mark.slow
+def test_the_wheel_brings_no_other_library(made: Path) -> None:
+    names = zipfile.ZipFile(made).namelist()
+    assert [name for name in names if ".so" in name and "/_native." not in name] == []
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_and_saves_where_there_is_no_compiler(made: Path) -> None:
+    wheel.smoke(made)
+
+
+def test_what_is_needed_is_followed_through_extras_and_markers() -> None:
+    names = {one.name.lower() for one in wheel.needed(["hypothesis; python_version < '3'", "rich"])}
+    assert {"rich", "pygments"} <= names
+    assert "hypothesis" not in names
+
+
+def test_no_flag_ties_the_extension_to_this_machine() -> None:
+    assert "native" not in f"{setup.FLAGS} {setup.ISA_FLAGS}"

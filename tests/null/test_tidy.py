@@ -14,7 +14,8 @@ LIBRARY = ("dos", "kernels", "perfmodel")  # what users import
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 
-SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", ".gpu-check", ".deepspeed"}
+SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "site", "__pycache__", ".gpu-check"}
+SKIPPED_FOLDERS |= {".deepspeed"}
 CPP = {".cc", ".cpp", ".cu", ".h", ".hpp"}
 TEXT = {".py", ".pyi", ".md", ".toml", ".txt", ".sh", ".json", ".jsonl", ".csv", ".yml", *CPP}
 TEXT_NAMES = {"Makefile", "run", ".gitignore"}
