@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import dos
 from dos.masters import SAMPLED, MasterPart, Masters, _sampled
+from dos.memory import Gates
 from tests.cpu.state_cases import (
     PLANS,
     adamw,
@@ -179,11 +180,11 @@ def test_refresh_of_unchanged_weights_changes_no_bit(plan: dict[str, Any]) -> No
 
 
 def test_nan_in_a_weight_counts_as_its_rounding() -> None:
-    masters, weight = Masters(), torch.tensor([float("nan"), 1.0], dtype=BF16)
+    masters, weight = Masters(Gates()), torch.tensor([float("nan"), 1.0], dtype=BF16)
     # Another NaN, in sign and payload, than a conversion would give.
     master = torch.tensor([-4194303, 1065353216], dtype=torch.int32).view(torch.float32)
     before = master.clone()
-    masters.add(weight, [MasterPart(master, 0)])
+    masters.add(weight, [MasterPart(master, 0, 0)])
     masters.expect(0, loaded=True)
     masters.fill()
     assert torch.equal(words(master), words(before))
@@ -197,10 +198,12 @@ def test_the_sample_is_the_same_however_a_parameter_is_cut(numel: int, cuts: lis
     memory = torch.empty(numel)
     elements: list[int] = []
     for start, stop in pairwise(borders):
-        for first, count, step in _sampled(numel, MasterPart(memory[start:stop], start)):
+        for first, count, step in _sampled(numel, MasterPart(memory[start:stop], start, 0)):
             elements += range(first, first + count * step, step)
             assert start <= first <= elements[-1] < stop
-    whole = [(first, count, step) for first, count, step in _sampled(numel, MasterPart(memory, 0))]
+    whole = [
+        (first, count, step) for first, count, step in _sampled(numel, MasterPart(memory, 0, 0))
+    ]
     assert elements == [e for first, n, step in whole for e in range(first, first + n * step, step)]
     assert elements[0] == 0
     assert elements[-1] == numel - 1
