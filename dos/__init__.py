@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "DOSOptimizer": "dos.optimizer",
+    "Checkpointer": "dos.checkpoint.checkpointer",
     "DOSConfig": "dos.config",
     "VirtualDevice": "dos.config",
     "register_ddp": "dos.ddp",
@@ -28,6 +29,7 @@ _HOME = {
 
 __all__ = [
     "CheckpointError",
+    "Checkpointer",
     "ConfigError",
     "DOSConfig",
     "DOSError",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from dos.checkpoint.checkpointer import Checkpointer
     from dos.config import DOSConfig, VirtualDevice
     from dos.ddp import register_ddp
     from dos.errors import (

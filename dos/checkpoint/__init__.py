@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _HOME = {
+    "Checkpointer": "dos.checkpoint.checkpointer",
     "save": "dos.checkpoint.saving",
     "Handle": "dos.checkpoint.handle",
     "Progress": "dos.checkpoint.handle",
@@ -21,9 +22,10 @@ _HOME = {
     "Pieces": "dos.memory.pieces",
 }
 
-__all__ = ["Handle", "Pieces", "Progress", "inspect", "load", "save", "verify"]
+__all__ = ["Checkpointer", "Handle", "Pieces", "Progress", "inspect", "load", "save", "verify"]
 
 if TYPE_CHECKING:
+    from dos.checkpoint.checkpointer import Checkpointer
     from dos.checkpoint.handle import Handle, Progress
     from dos.checkpoint.inspecting import inspect
     from dos.checkpoint.reader import load

@@ -89,9 +89,13 @@ def commit(storage: Storage, partial: str, path: str, records: Sequence[FileReco
 
 
 def remove(storage: Storage, path: str) -> None:
-    """Remove a checkpoint: first what makes it one, so that no crash leaves half of one."""
-    storage.unlink(os.path.join(path, MANIFEST))
-    storage.fsync_directory(path)
+    """Remove a checkpoint: first what makes it one, so that no crash leaves half of one.
+
+    What a removal left that was cut short is removed too.
+    """
+    with suppress(FileNotFoundError):
+        storage.unlink(os.path.join(path, MANIFEST))
+        storage.fsync_directory(path)
     for name in storage.listing(path):
         storage.unlink(os.path.join(path, name))
     storage.rmdir(path)
@@ -99,9 +103,14 @@ def remove(storage: Storage, path: str) -> None:
 
 def write_latest(storage: Storage, parent: str, name: str) -> None:
     """Say which checkpoint of a directory is the newest, in one durable step."""
-    new = os.path.join(parent, f".{LATEST}.new")
-    write_durably(storage, new, name.encode())
-    storage.rename(new, os.path.join(parent, LATEST))
+    replace_durably(storage, parent, LATEST, name.encode())
+
+
+def replace_durably(storage: Storage, parent: str, name: str, data: bytes) -> None:
+    """Write a small file of a directory: after any crash it is the old one or the new one."""
+    new = os.path.join(parent, f".{name}.new")
+    write_durably(storage, new, data)
+    storage.rename(new, os.path.join(parent, name))
     storage.fsync_directory(parent)
 
 

@@ -100,24 +100,40 @@ def clean_up(storage: Storage, partial: str) -> None:
         _log.warning("%s stays until the next save of this name: %s", partial, error)
 
 
+def clear_dead(storage: Storage, parent: str, names: str) -> None:
+    """Remove what dead writers of checkpoints left, whose names match a regular expression."""
+    for partial in _partials(storage, parent, names):
+        if _living_owner(storage, partial) is None:
+            clean_up(storage, partial)
+
+
 def _clear(storage: Storage, parent: str, name: str, but: str = "") -> None:
     """Remove what dead writers of this checkpoint left. CheckpointError if one may live."""
-    pattern = re.compile(rf"\.{re.escape(name)}\.[0-9A-Za-z_-]+\.partial(\.owner)?")
-    found = {
-        os.path.join(parent, entry.removesuffix(".owner"))
-        for entry in storage.listing(parent)
-        if pattern.fullmatch(entry)
-    }
-    for partial in sorted(found - {but}):
-        owner = _owner_of(storage, partial)
-        left_by_us = owner == Owner.here() and partial not in _building
-        if owner is not None and owner.may_live() and not left_by_us:
+    for partial in _partials(storage, parent, re.escape(name)):
+        if partial == but:
+            continue
+        owner = _living_owner(storage, partial)
+        if owner is not None:
             raise CheckpointError(
                 f"process {owner.pid} of host {owner.host} is writing this checkpoint",
                 where=os.path.join(parent, name),
                 fix=f"wait for it, or remove {partial} and {_owner_file(partial)} if it is gone",
             )
         clean_up(storage, partial)
+
+
+def _partials(storage: Storage, parent: str, names: str) -> list[str]:
+    """Directories in which checkpoints are or were built, and those of which but the owner is."""
+    pattern = re.compile(rf"\.(?:{names})\.[0-9A-Za-z_-]+\.partial(?:\.owner)?")
+    entries = filter(pattern.fullmatch, storage.listing(parent))
+    return sorted({os.path.join(parent, entry.removesuffix(".owner")) for entry in entries})
+
+
+def _living_owner(storage: Storage, partial: str) -> Owner | None:
+    """Who may be building there now."""
+    owner = _owner_of(storage, partial)
+    left_by_us = owner == Owner.here() and partial not in _building
+    return None if owner is None or left_by_us or not owner.may_live() else owner
 
 
 def _owner_file(partial: str) -> str:

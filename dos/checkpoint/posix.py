@@ -110,6 +110,11 @@ class PosixFiles:
         """See `Storage.exists`."""
         return os.path.lexists(path)
 
+    def free_bytes(self, path: str) -> int:
+        """See `Storage.free_bytes`."""
+        told = os.statvfs(path)
+        return told.f_bavail * told.f_frsize
+
     def read_bytes(self, path: str) -> bytes:
         """See `Storage.read_bytes`."""
         # Not blocking, because a pipe of that name could be waited for without end.

@@ -145,6 +145,9 @@ class Storage(Protocol):
     def exists(self, path: str) -> bool:
         """Is there anything of that name?"""
 
+    def free_bytes(self, path: str) -> int:
+        """Space that this user may still fill on the file system of a directory."""
+
     def read_bytes(self, path: str) -> bytes:
         """All of a small file; an error for one above 64 MiB, or for what is no file."""
 

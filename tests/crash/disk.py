@@ -161,6 +161,9 @@ class SimulatedDisk:
         except OSError:
             return False
 
+    def free_bytes(self, path: str) -> int:
+        return self._free_bytes()
+
     def read_bytes(self, path: str) -> bytes:
         _, inode = self._find(path)
         if inode not in self.volatile.files:

@@ -1,0 +1,122 @@
+"""Saves in the background of a training: which are under way, which failed, how fast they were."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from dos.checkpoint.saving import Handle
+from dos.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
+
+
+class Background:
+    """The saves of one training. Any thread may call any method.
+
+    Args:
+        timeout_s: how long `wait` does.
+        max_failures: so many in a row, and `check` raises.
+        on_error: called with the error of a failed save, on the thread that wrote it.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        max_failures: int,
+        on_error: Callable[[BaseException], None] | None,
+    ) -> None:
+        self._timeout_s, self._max_failures, self._on_error = timeout_s, max_failures, on_error
+        self._changed = threading.Condition()
+        self._in_flight: dict[Handle, str] = {}
+        self._failures = self._in_a_row = 0
+        self._last: tuple[str, BaseException] | None = None
+        self._metrics: dict[str, float] = {}
+
+    def add(self, name: str, handle: Handle, began_s: float, then: Callable[[], None]) -> None:
+        """A save was started, when `time.monotonic` was this; once it is durable call `then`."""
+        with self._changed:
+            self._in_flight[handle] = name
+
+        def ended(durable: Future[str]) -> None:
+            error = durable.exception()
+            try:
+                if error is None:
+                    self._succeeded(handle, time.monotonic() - began_s)
+                    then()
+                else:
+                    self._failed(name, error)
+            finally:
+                with self._changed:
+                    del self._in_flight[handle]
+                    self._changed.notify_all()
+
+        handle.durable.add_done_callback(ended)
+
+    def check(self) -> None:
+        """Raise CheckpointError if so many saves in a row failed; who goes on has as many again."""
+        with self._changed:
+            if self._in_a_row < self._max_failures or self._last is None:
+                return
+            (name, error), count = self._last, self._in_a_row
+            self._last, self._in_a_row = None, 0
+        raise CheckpointError(
+            f"{count} saves in a row failed, so that no other was started; of the last: {error}",
+            where=name,
+        ) from error
+
+    def raise_last(self) -> None:
+        """Raise CheckpointError if a save failed, once."""
+        with self._changed:
+            last, self._last = self._last, None
+        if last is not None:
+            name, error = last
+            raise CheckpointError(f"an earlier save failed: {error}", where=name) from error
+
+    def wait(self) -> None:
+        """Until all have ended.
+
+        Raises:
+            CheckpointError: some have not in time, which is logged too; they are let go on.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._in_flight, self._timeout_s):
+                return
+            names = ", ".join(self._in_flight.values())
+        error = CheckpointError(
+            f"it is not durable after {self._timeout_s:g} s, and no longer waited for",
+            where=names,
+            fix="raise `close_timeout_s`, or save to a faster disk",
+        )
+        _log.error("%s", error)
+        raise error
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """See `Checkpointer.metrics`."""
+        with self._changed:
+            return {**self._metrics, "failures": self._failures}
+
+    def _succeeded(self, handle: Handle, took_s: float) -> None:
+        n_bytes = handle.progress.total_bytes
+        with self._changed:
+            self._in_a_row = 0
+            self._metrics = {
+                "bytes": n_bytes,
+                "seconds": took_s,
+                "gib_per_s": n_bytes / took_s / 2**30,
+            }
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        with self._changed:
+            self._failures += 1
+            self._in_a_row += 1
+            self._last = name, error
+        if self._on_error is not None:
+            try:
+                self._on_error(error)
+            except Exception:
+                _log.exception("on_error failed")

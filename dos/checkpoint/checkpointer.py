@@ -1,0 +1,252 @@
+"""`Checkpointer`: periodic checkpoints of a training, and the way back into it."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from dos.checkpoint.background import Background
+from dos.checkpoint.directory import CheckpointDirectory, Saved
+from dos.checkpoint.fallback import newest_whole
+from dos.checkpoint.saving import Handle, save
+from dos.checkpoint.storage import Storage, make_storage
+from dos.checkpoint.training import Models, Optimizers, Training, n_bytes_of
+from dos.errors import CheckpointError, ConfigError
+
+
+class Restored(NamedTuple):
+    """Where a training goes on.
+
+    Attributes:
+        step: of the checkpoint.
+        extra: what was saved as `extra`; of an object that gives its state, that state.
+        path: the checkpoint's directory.
+    """
+
+    step: int
+    extra: Mapping[str, Any]
+    path: str
+
+
+class Checkpointer:
+    """Saves a training again and again beside it, keeps the newest, and restores them.
+
+    A save returns at once and is written in the background. Use it in `with`, or `close` it:
+    that waits for what is in flight, as the end of the process does.
+
+    Args:
+        directory: for the checkpoints of one training, `step-00000100` and so on.
+        every: saves are due at the steps that are multiples of this; None: whenever `save` is
+            called.
+        keep: how many checkpoints stay, the one written last included; None: all.
+        keep_every: the checkpoints of steps that are multiples of this stay, too.
+        close_timeout_s: how long `close` and the end of the process wait.
+        max_failures: after so many failed saves in a row `save` starts no other.
+        on_error: called with the error of a failed save, in the background.
+        storage: the file system; None: the best engine there is.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int | None = None,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        close_timeout_s: float = 600.0,
+        max_failures: int = 3,
+        on_error: Callable[[BaseException], None] | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        counts = {
+            "every": every,
+            "keep": keep,
+            "keep_every": keep_every,
+            "max_failures": max_failures,
+        }
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ConfigError(f"it is {value}", where=name, fix="give a number above 0")
+        self._every, self._keep = every, keep
+        self._storage = storage or make_storage()
+        path = os.path.abspath(os.fspath(directory))
+        self._directory = CheckpointDirectory(path, keep, keep_every, self._storage)
+        self._directory.clear()
+        self._number = self._directory.next_number()
+        self._nonce = uuid.uuid4().hex
+        self._background = Background(close_timeout_s, max_failures, on_error)
+        self._room_seen = self._closed = False
+        self._pid = os.getpid()
+        self._at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def save(
+        self,
+        step: int,
+        *,
+        model: Models = None,
+        optimizer: Optimizers = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Handle | None:
+        """Save the training as it is now, if one is due; at once, or as soon as there is room.
+
+        Call it at the end of a step, once the optimizer and what is in `extra` were stepped.
+        Gradients are not saved. The states of the generators of Python, numpy, torch and the
+        device are.
+
+        Args:
+            step: how many steps were done.
+            model: a module, or several by name; its parameters bear the same names whether it
+                is wrapped by DistributedDataParallel and torch.compile or not.
+            optimizer: an optimizer, or several by name.
+            extra: whatever else is needed to go on, by key: objects with `state_dict` and
+                `load_state_dict` (a scheduler, a scaler, a loader), or values.
+
+        Returns:
+            The save that was started; None: none is due.
+
+        Raises:
+            CheckpointError: an earlier save failed, and this one was started; or so many in a
+                row did that this one was not; or there is no room for it.
+            FormatError: something in it cannot be saved; nothing was written.
+        """
+        if self._every and step % self._every:
+            return None
+        self._check_open()
+        self._background.check()
+        handle = self._start(step, Training.of(model, optimizer, extra))
+        self._background.raise_last()
+        return handle
+
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        model: Models = None,
+        optimizer: Optimizers = None,
+        extra: Mapping[str, Any] | None = None,
+        strict: bool = True,
+        allow: Iterable[type] = (),
+        trusted: bool = False,
+    ) -> Restored | None:
+        """Take a training back to a checkpoint: all that is given is overwritten in place.
+
+        The newest that is whole is taken: the one written last, or where that is damaged the one
+        before, with a warning. The states of the generators are set, after all else.
+
+        Args:
+            step: take the checkpoint of this step, and no other.
+            model, optimizer, extra: as for `save`.
+            strict: the model must have the tensors that were saved, and no other; every object
+                in `extra` must have been saved.
+            allow, trusted: see `dos.checkpoint.load`.
+
+        Returns:
+            None: the directory has no checkpoint.
+
+        Raises:
+            ConfigError: there is no checkpoint of this step, or it does not fit; nothing was
+                changed.
+            FormatError, IntegrityError: none is whole; what is given may be partly overwritten.
+        """
+        self._check_open()
+        self._background.wait()
+        training = Training.of(model, optimizer, extra)
+
+        def read(saved: Saved) -> Restored:
+            how: dict[str, Any] = {"strict": strict, "allow": allow, "trusted": trusted}
+            kept = training.restore(saved.path, storage=self._storage, **how)
+            return Restored(saved.step, kept, saved.path)
+
+        return newest_whole(self._directory, read, step)
+
+    def list(self) -> list[Saved]:
+        """All checkpoints, the one written last at the end."""
+        return self._directory.saved()
+
+    def pin(self, step: int) -> None:
+        """Keep the checkpoint of a step whatever comes.
+
+        Raises:
+            ConfigError: there is none.
+            CheckpointError: that cannot be written.
+        """
+        self._directory.pin(step, True)
+
+    def unpin(self, step: int) -> None:
+        """Keep it no longer than others are kept. Raises as `pin`."""
+        self._directory.pin(step, False)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the last durable save: bytes, seconds, gib_per_s; and the failures so far."""
+        return self._background.metrics
+
+    def close(self) -> None:
+        """Wait until all saves have ended, as long as `close_timeout_s`; idempotent.
+
+        Raises:
+            CheckpointError: a save failed, or one is not durable yet: it is left to itself.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        self._background.wait()
+        self._background.raise_last()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            if error is None:  # else that one matters more; this one is in the log
+                raise
+
+    def _start(self, step: int, training: Training) -> Handle:
+        began_s = time.monotonic()
+        path = self._directory.path_of(step)
+        tree = training.tree(step)
+        if not self._room_seen:
+            self._directory.check_room(n_bytes_of(tree))
+            self._room_seen = True
+        handle = _begin_save(tree, path, f"{self._number}-{self._nonce}", self._storage)
+        self._number += 1
+        self._background.add(path, handle, began_s, self._directory.retain)
+        return handle
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("it was closed", where="Checkpointer", fix="make a new one")
+
+
+def _begin_save(tree: Any, path: str, checkpoint_id: str, storage: Storage) -> Handle:
+    return save(
+        copy.deepcopy(tree), path, latest=True, checkpoint_id=checkpoint_id, storage=storage
+    )
+
+
+def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
+    checkpointer = reference()
+    if checkpointer is not None:
+        with suppress(CheckpointError):  # the log has it
+            checkpointer.close()

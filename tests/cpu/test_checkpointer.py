@@ -1,0 +1,319 @@
+"""Checkpointer: a training is saved beside itself, and restored to the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dos
+from dos.checkpoint import Checkpointer
+from tests.cpu.checkpoint_cases import in_memory
+from tests.cpu.checkpointer_cases import Training
+from tests.cpu.state_cases import PLANS
+
+each_plan = pytest.mark.parametrize("plan", [None, PLANS[1], PLANS[4]], ids=str)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with in_memory() as folder:
+        yield Path(folder)
+
+
+def saved(checkpointer: Checkpointer, training: Training, *steps: int) -> None:
+    for step in steps:
+        handle = checkpointer.save(step, **training.run(step).parts)
+        assert handle is not None
+        handle.result()
+
+
+def steps(checkpointer: Checkpointer) -> list[int]:
+    return [one.step for one in checkpointer.list()]
+
+
+@each_plan
+@each_dtype
+def test_a_restored_run_goes_on_with_the_same_bits(
+    plan: dict[str, Any] | None, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(plan, dtype)
+        saved(checkpointer, training, 3)
+        whole = training.run(6).bits()
+        other = Training(plan, dtype, seed=1)
+        restored = checkpointer.restore(**other.parts)
+        assert restored is not None
+        other.step = restored.step
+        assert other.run(6).bits() == whole
+
+
+def test_a_save_is_of_the_moment_it_was_called(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(PLANS[1]).run(3)
+        checkpointer.save(3, **training.parts)
+        training.run(5)
+        bits = Training(PLANS[1]).run(3).bits()
+        assert checkpointer.restore(**training.parts) is not None
+        assert training.bits() == bits
+
+
+def test_an_empty_directory_restores_none(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path / "none") as checkpointer:
+        assert checkpointer.restore(**Training(None).parts) is None
+
+
+def test_a_restored_run_knows_its_step_and_what_was_in_extra(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(None)
+        saved(checkpointer, training, 2)
+        restored = checkpointer.restore(**training.parts)
+    assert restored is not None
+    assert (restored.step, restored.path) == (2, str(tmp_path / "step-00000002"))
+    assert restored.extra["note"] == (1, "a")
+    assert restored.extra["position"] == {"at": 2}
+
+
+def test_saves_are_due_at_multiples(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, every=3) as checkpointer:
+        due = [checkpointer.save(step, extra={}) is not None for step in range(1, 8)]
+    assert due == [False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({}, [4, 5, 6]),
+        ({"keep": 1}, [6]),
+        ({"keep": None}, [1, 2, 3, 4, 5, 6]),
+        ({"keep": 2, "keep_every": 3}, [3, 5, 6]),
+    ],
+    ids=str,
+)
+def test_the_newest_and_every_nth_stay(
+    options: dict[str, Any], left: list[int], tmp_path: Path
+) -> None:
+    with Checkpointer(tmp_path, **options) as checkpointer:
+        for step in range(1, 7):
+            checkpointer.save(step, extra={"step": step})
+    assert steps(checkpointer) == left
+    assert sorted(os.listdir(tmp_path)) == ["latest", *(f"step-{step:08d}" for step in left)]
+
+
+def test_what_is_pinned_stays_until_it_is_not(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        saved(checkpointer, Training(None), 1)
+        checkpointer.pin(1)
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        saved(checkpointer, Training(None), 2, 3)
+    assert [(one.step, one.pinned) for one in checkpointer.list()] == [(1, True), (3, False)]
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        checkpointer.unpin(1)
+        saved(checkpointer, Training(None), 4)
+    assert steps(checkpointer) == [4]
+
+
+def test_only_what_is_there_can_be_pinned(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 4)
+        with pytest.raises(dos.ConfigError, match="no checkpoint of step 5, only of steps: 4"):
+            checkpointer.pin(5)
+
+
+def test_with_damaged_pins_nothing_is_removed_and_all_is_restored(tmp_path: Path) -> None:
+    (tmp_path / "pins.json").write_text("{")
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        assert steps(checkpointer) == [1, 2]
+        with pytest.raises(dos.CheckpointError, match="cannot be read"):
+            checkpointer.pin(1)
+        assert checkpointer.restore() is not None
+
+
+def test_a_run_that_went_back_is_the_newer_one(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        saved(checkpointer, Training(None), 2, 4)
+    with Checkpointer(tmp_path, keep=2) as checkpointer:
+        training = Training(None)
+        checkpointer.restore(2, **training.parts)
+        training.step = 2
+        saved(checkpointer, training, 3)
+    assert steps(checkpointer) == [4, 3]
+    with Checkpointer(tmp_path) as checkpointer:
+        restored = checkpointer.restore()
+    assert restored is not None
+    assert restored.step == 3
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("file", ["rank-00000.safetensors", "manifest.json"])
+def test_a_damaged_newest_falls_back_to_the_one_before(file: str, tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        flip(tmp_path / "step-00000002" / file)
+        training = Training(None, seed=1)
+        with pytest.warns(RuntimeWarning, match="step-00000002 is not whole"):
+            restored = checkpointer.restore(**training.parts)
+        assert restored is not None
+        assert restored.step == 1
+        assert training.bits() == Training(None).run(1).bits()
+
+
+@pytest.mark.filterwarnings("ignore:.*not whole")
+def test_where_none_is_whole_the_newest_says_why(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        for step in 1, 2:
+            flip(tmp_path / f"step-0000000{step}" / "rank-00000.safetensors")
+        with pytest.raises(dos.IntegrityError):
+            checkpointer.restore(**Training(None).parts)
+
+
+def test_a_step_that_is_asked_for_is_taken_or_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        restored = checkpointer.restore(1)
+        assert restored is not None
+        assert restored.step == 1
+        with pytest.raises(dos.ConfigError, match="no checkpoint of step 7, only of steps: 1, 2"):
+            checkpointer.restore(7)
+        flip(tmp_path / "step-00000002" / "manifest.json")
+        with pytest.raises(dos.IntegrityError):
+            checkpointer.restore(2)
+
+
+def test_generators_are_restored_last(tmp_path: Path) -> None:
+    class Noisy(torch.nn.Linear):
+        def _load_from_state_dict(self, *arguments: Any) -> None:
+            random.random()
+            super()._load_from_state_dict(*arguments)
+
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, model=Noisy(2, 2))
+        expected = random.random()
+        checkpointer.restore(model=Noisy(2, 2))
+        assert random.random() == expected
+
+
+class Wrapped(torch.nn.Module):
+    """A model with a module that is called `module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(3, 2)
+
+
+def test_names_do_not_tell_how_a_model_was_wrapped(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        model = Wrapped()
+        checkpointer.save(1, model=torch.compile(model))
+        bare = Wrapped()
+        checkpointer.restore(model=bare)
+        assert torch.equal(bare.module.weight, model.module.weight)
+        parallel = torch.nn.DataParallel(Wrapped())
+        checkpointer.restore(model=parallel)
+        assert torch.equal(parallel.module.module.weight, model.module.weight)
+
+
+def test_tensors_are_read_where_they_are(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        model = torch.nn.Linear(3, 2)
+        saved_weight = model.weight.detach().clone()
+        checkpointer.save(1, model=model)
+        checkpointer._background.wait()
+        address = model.weight.data_ptr()
+        with torch.no_grad():
+            model.weight.zero_()
+        checkpointer.restore(model=model)
+        assert model.weight.data_ptr() == address
+        assert torch.equal(model.weight, saved_weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (torch.nn.Linear(3, 2, bias=False), "the model lacks 'model/bias'"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), "the checkpoint lacks 'model/0.bias'"),
+        (torch.nn.Linear(4, 2), r"float32 of shape \[2, 3\] was saved"),
+        (torch.nn.Linear(3, 2).to(torch.bfloat16), "the model has bfloat16"),
+    ],
+    ids=["fewer", "other", "shape", "dtype"],
+)
+def test_a_model_that_does_not_fit_is_refused_unchanged(
+    model: torch.nn.Module, why: str, tmp_path: Path
+) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, model=torch.nn.Linear(3, 2))
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(dos.ConfigError, match=why):
+            checkpointer.restore(model=model)
+        assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_not_strictly_a_model_takes_what_there_is(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        model = torch.nn.Linear(3, 2)
+        checkpointer.save(1, model=model)
+        other = torch.nn.Linear(3, 2, bias=False)
+        other.register_buffer("count", torch.ones(()))
+        checkpointer.restore(model=other, strict=False)
+        assert torch.equal(other.weight, model.weight)
+        assert other.get_buffer("count") == 1
+
+
+class Counting(torch.nn.Module):
+    """A module with extra state, of another size each time."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.history = torch.arange(count)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"history": self.history}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.history = state["history"]
+
+
+def test_extra_state_of_modules_is_restored_by_them(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, model=torch.nn.Sequential(Counting(5)))
+        model = torch.nn.Sequential(Counting(2))
+        checkpointer.restore(model=model)
+        assert torch.equal(model[0].history, torch.arange(5))
+
+
+def test_several_models_and_optimizers_are_saved_by_name(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        one, other = Training(None).run(2), Training(None, seed=1).run(3)
+        given = {
+            "model": {"generator": one.model, "critic": other.model},
+            "optimizer": {"generator": one.optimizer, "critic": other.optimizer},
+        }
+        checkpointer.save(1, **given)
+        expected = one.bits()[0], other.bits()[0]
+        one.run(4)
+        other.run(4)
+        checkpointer.restore(**given)
+        assert (one.bits()[0], other.bits()[0]) == expected
+
+
+def test_a_part_that_was_not_saved_is_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(None)
+        checkpointer.save(1, model=training.model)
+        with pytest.raises(dos.ConfigError, match="no state of an optimizer was saved"):
+            checkpointer.restore(**{**training.parts, "extra": None})
+        with pytest.raises(dos.ConfigError, match="no state of 'scheduler' was saved"):
+            checkpointer.restore(extra=training.parts["extra"])
