@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from dos.checkpoint.saving import Handle
+from dos.checkpoint.handle import Handle
 from dos.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ class Background:
         self._last: tuple[str, BaseException] | None = None
         self._metrics: dict[str, float] = {}
 
-    def add(self, name: str, handle: Handle, began_s: float, then: Callable[[], None]) -> None:
+    def add(
+        self, name: str, handle: Handle, began_s: float, then: Callable[[], None] | None
+    ) -> None:
         """A save was started, when `time.monotonic` was this; once it is durable call `then`."""
         with self._changed:
             self._in_flight[handle] = name
@@ -46,7 +48,8 @@ class Background:
             try:
                 if error is None:
                     self._succeeded(handle, time.monotonic() - began_s)
-                    then()
+                    if then is not None:
+                        then()
                 else:
                     self._failed(name, error)
             finally:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import os
+import sys
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,9 +14,13 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from dos.checkpoint.background import Background
+from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.directory import CheckpointDirectory, Saved
 from dos.checkpoint.fallback import newest_whole
-from dos.checkpoint.saving import Handle, save
+from dos.checkpoint.handle import Handle
+from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
+from dos.checkpoint.saving import begin_save
+from dos.checkpoint.stopping import Stopping
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.training import Models, Optimizers, Training, n_bytes_of
 from dos.errors import CheckpointError, ConfigError
@@ -49,13 +52,22 @@ class Checkpointer:
             called.
         keep: how many checkpoints stay, the one written last included; None: all.
         keep_every: the checkpoints of steps that are multiples of this stay, too.
+        ring_bytes: host memory through which goes what is not written from where it lies; None:
+            2 GiB, or a tenth of what is available where that is less.
+        process_group: of the ranks that save together, all of which call every method together
+            with a directory that they share; None: the default group, if there is one.
+        commit_timeout_s: how long a rank waits for the others before a save fails.
         close_timeout_s: how long `close` and the end of the process wait.
+        sigterm_grace_s: on SIGTERM, save at the end of the step that is under way, due or not,
+            and raise SystemExit from `save`, which is to be called at every step then. After so
+            many seconds the process is ended as it is. None: SIGTERM is left alone.
         max_failures: after so many failed saves in a row `save` starts no other.
         on_error: called with the error of a failed save, in the background.
         storage: the file system; None: the best engine there is.
 
     Raises:
         ConfigError: an option is out of range.
+        CheckpointError: the ranks do not share the directory.
     """
 
     def __init__(
@@ -65,7 +77,11 @@ class Checkpointer:
         every: int | None = None,
         keep: int | None = 3,
         keep_every: int | None = None,
+        ring_bytes: int | None = None,
+        process_group: Any = None,
+        commit_timeout_s: float = COMMIT_TIMEOUT_S,
         close_timeout_s: float = 600.0,
+        sigterm_grace_s: float | None = None,
         max_failures: int = 3,
         on_error: Callable[[BaseException], None] | None = None,
         storage: Storage | None = None,
@@ -83,9 +99,12 @@ class Checkpointer:
         self._storage = storage or make_storage()
         path = os.path.abspath(os.fspath(directory))
         self._directory = CheckpointDirectory(path, keep, keep_every, self._storage)
-        self._directory.clear()
-        self._number = self._directory.next_number()
-        self._nonce = uuid.uuid4().hex
+        self._ranks = Ranks.of(process_group, commit_timeout_s=commit_timeout_s)
+        self._ring = CaptureRing(ring_bytes)
+        self._number = self._open_directory()
+        grace_s = sigterm_grace_s
+        self._stopping = None if grace_s is None else Stopping(grace_s, self._ranks)
+        self._close_timeout_s = close_timeout_s
         self._background = Background(close_timeout_s, max_failures, on_error)
         self._room_seen = self._closed = False
         self._pid = os.getpid()
@@ -122,11 +141,14 @@ class Checkpointer:
                 row did that this one was not; or there is no room for it.
             FormatError: something in it cannot be saved; nothing was written.
         """
-        if self._every and step % self._every:
-            return None
         self._check_open()
+        last = self._stopping is not None and self._stopping.is_last(step)
+        if not last and self._every and step % self._every:
+            return None
         self._background.check()
         handle = self._start(step, Training.of(model, optimizer, extra))
+        if last and self._stopping is not None:
+            self._stopping.leave(handle)
         self._background.raise_last()
         return handle
 
@@ -170,7 +192,7 @@ class Checkpointer:
             kept = training.restore(saved.path, storage=self._storage, **how)
             return Restored(saved.step, kept, saved.path)
 
-        return newest_whole(self._directory, read, step)
+        return newest_whole(self._directory, self._ranks, read, step)
 
     def list(self) -> list[Saved]:
         """All checkpoints, the one written last at the end."""
@@ -183,11 +205,13 @@ class Checkpointer:
             ConfigError: there is none.
             CheckpointError: that cannot be written.
         """
-        self._directory.pin(step, True)
+        if self._ranks.rank == 0:
+            self._directory.pin(step, True)
 
     def unpin(self, step: int) -> None:
         """Keep it no longer than others are kept. Raises as `pin`."""
-        self._directory.pin(step, False)
+        if self._ranks.rank == 0:
+            self._directory.pin(step, False)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -200,12 +224,7 @@ class Checkpointer:
         Raises:
             CheckpointError: a save failed, or one is not durable yet: it is left to itself.
         """
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        self._background.wait()
-        self._background.raise_last()
+        self._close(await_ranks=True)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -217,7 +236,7 @@ class Checkpointer:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self.close()
+            self._close(await_ranks=error is None or isinstance(error, SystemExit))
         except CheckpointError:
             if error is None:  # else that one matters more; this one is in the log
                 raise
@@ -229,24 +248,56 @@ class Checkpointer:
         if not self._room_seen:
             self._directory.check_room(n_bytes_of(tree))
             self._room_seen = True
-        handle = _begin_save(tree, path, f"{self._number}-{self._nonce}", self._storage)
+        handle = begin_save(
+            tree,
+            path,
+            held=(),
+            ring=self._ring,
+            latest=True,
+            checkpoint_id=f"{self._number}-{self._ranks.nonce}",
+            storage=self._storage,
+            ranks=self._ranks,
+        )
         self._number += 1
-        self._background.add(path, handle, began_s, self._directory.retain)
+        retain = self._directory.retain if self._ranks.rank == 0 else None
+        self._background.add(path, handle, began_s, retain)
         return handle
+
+    def _open_directory(self) -> int:
+        """Make it ready on all ranks; the number of the next checkpoint."""
+        if self._ranks.world > 1:
+            self._ranks.prove_shared(self._storage, self._directory.path)
+        number = 0
+        if self._ranks.rank == 0:
+            self._directory.clear()
+            number = self._directory.next_number()
+        return int(self._ranks.exchange("number", number)[0])
+
+    def _close(self, *, await_ranks: bool) -> None:
+        """See `close`. A process that has failed does not wait for others, who wait for it."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        if self._stopping is not None:
+            self._stopping.close()
+        try:
+            self._background.wait()
+        except CheckpointError as error:
+            self._ranks.abandon(str(error))
+            raise
+        self._ring.close()
+        if await_ranks:
+            self._ranks.close(self._close_timeout_s)
+        self._background.raise_last()
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("it was closed", where="Checkpointer", fix="make a new one")
 
 
-def _begin_save(tree: Any, path: str, checkpoint_id: str, storage: Storage) -> Handle:
-    return save(
-        copy.deepcopy(tree), path, latest=True, checkpoint_id=checkpoint_id, storage=storage
-    )
-
-
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     checkpointer = reference()
     if checkpointer is not None:
         with suppress(CheckpointError):  # the log has it
-            checkpointer.close()
+            checkpointer._close(await_ranks=not hasattr(sys, "last_type"))

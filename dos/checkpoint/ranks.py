@@ -198,6 +198,14 @@ class Ranks:
             self._line.delete(*keys, seen)
         return values
 
+    def call(self, topic: str) -> None:
+        """Let all ranks know of a topic, of which nobody may ever tell; any may call, and often."""
+        self._line.set(self._key(f"topic/{topic}", "called"), "")
+
+    def is_called(self, topic: str) -> bool:
+        """Did any rank call?"""
+        return self._line.has(self._key(f"topic/{topic}", "called"))
+
     def exchange(self, what: str, value: Any, timeout_s: float | None = None) -> list[Any]:
         """`tell` and `told` in one; all ranks call it equally often, in the same order."""
         with self._lock:
