@@ -1,10 +1,9 @@
-"""Saves in the background of a training: which are under way, which failed, how fast they were."""
+"""Saves in the background of a training: which are under way, which failed."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -34,12 +33,9 @@ class Background:
         self._in_flight: dict[Handle, str] = {}
         self._failures = self._in_a_row = 0
         self._last: tuple[str, BaseException] | None = None
-        self._metrics: dict[str, float] = {}
 
-    def add(
-        self, name: str, handle: Handle, began_s: float, then: Callable[[], None] | None
-    ) -> None:
-        """A save was started, when `time.monotonic` was this; once it is durable call `then`."""
+    def add(self, name: str, handle: Handle, then: Callable[[], None]) -> None:
+        """A save was started; call `then` once it is durable."""
         with self._changed:
             self._in_flight[handle] = name
 
@@ -47,9 +43,8 @@ class Background:
             error = durable.exception()
             try:
                 if error is None:
-                    self._succeeded(handle, time.monotonic() - began_s)
-                    if then is not None:
-                        then()
+                    self._in_a_row = 0
+                    then()
                 else:
                     self._failed(name, error)
             finally:
@@ -71,26 +66,29 @@ class Background:
             where=name,
         ) from error
 
-    def raise_last(self) -> None:
-        """Raise CheckpointError if a save failed, once."""
+    def take_failure(self) -> CheckpointError | None:
+        """What to raise for a save that failed since this was last asked."""
         with self._changed:
             last, self._last = self._last, None
-        if last is not None:
-            name, error = last
-            raise CheckpointError(f"an earlier save failed: {error}", where=name) from error
+        if last is None:
+            return None
+        name, cause = last
+        error = CheckpointError(f"an earlier save failed: {cause}", where=name)
+        error.__cause__ = cause
+        return error
 
     def wait(self) -> None:
         """Until all have ended.
 
         Raises:
-            CheckpointError: some have not in time, which is logged too; they are let go on.
+            CheckpointError: some have not in time, which is logged too.
         """
         with self._changed:
             if self._changed.wait_for(lambda: not self._in_flight, self._timeout_s):
                 return
             names = ", ".join(self._in_flight.values())
         error = CheckpointError(
-            f"it is not durable after {self._timeout_s:g} s, and no longer waited for",
+            f"it is not durable after {self._timeout_s:g} s, and was given up",
             where=names,
             fix="raise `close_timeout_s`, or save to a faster disk",
         )
@@ -98,20 +96,9 @@ class Background:
         raise error
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """See `Checkpointer.metrics`."""
-        with self._changed:
-            return {**self._metrics, "failures": self._failures}
-
-    def _succeeded(self, handle: Handle, took_s: float) -> None:
-        n_bytes = handle.progress.total_bytes
-        with self._changed:
-            self._in_a_row = 0
-            self._metrics = {
-                "bytes": n_bytes,
-                "seconds": took_s,
-                "gib_per_s": n_bytes / took_s / 2**30,
-            }
+    def failures(self) -> int:
+        """How many saves have failed."""
+        return self._failures
 
     def _failed(self, name: str, error: BaseException) -> None:
         with self._changed:

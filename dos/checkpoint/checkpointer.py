@@ -106,6 +106,7 @@ class Checkpointer:
         self._stopping = None if grace_s is None else Stopping(grace_s, self._ranks)
         self._close_timeout_s = close_timeout_s
         self._background = Background(close_timeout_s, max_failures, on_error)
+        self._metrics: dict[str, float] = {}
         self._room_seen = self._closed = False
         self._pid = os.getpid()
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
@@ -145,11 +146,14 @@ class Checkpointer:
         last = self._stopping is not None and self._stopping.is_last(step)
         if not last and self._every and step % self._every:
             return None
-        self._background.check()
+        if not last:
+            self._background.check()
+        failure = self._background.take_failure()
         handle = self._start(step, Training.of(model, optimizer, extra))
         if last and self._stopping is not None:
             self._stopping.leave(handle)
-        self._background.raise_last()
+        if failure is not None:
+            raise failure
         return handle
 
     def restore(
@@ -215,14 +219,18 @@ class Checkpointer:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of the last durable save: bytes, seconds, gib_per_s; and the failures so far."""
-        return self._background.metrics
+        """Figures of the last durable save, and how many have failed so far, for a logger.
+
+        "bytes" on this rank, "seconds" until they were durable, "gib_per_s", and "frozen_s", for
+        which `save` held up the training; "failures".
+        """
+        return {**self._metrics, "failures": self._background.failures}
 
     def close(self) -> None:
         """Wait until all saves have ended, as long as `close_timeout_s`; idempotent.
 
         Raises:
-            CheckpointError: a save failed, or one is not durable yet: it is left to itself.
+            CheckpointError: a save failed, or one is not durable yet: it is given up.
         """
         self._close(await_ranks=True)
 
@@ -259,8 +267,20 @@ class Checkpointer:
             ranks=self._ranks,
         )
         self._number += 1
-        retain = self._directory.retain if self._ranks.rank == 0 else None
-        self._background.add(path, handle, began_s, retain)
+        frozen_s = time.monotonic() - began_s
+
+        def durable() -> None:
+            n_bytes, took_s = handle.progress.total_bytes, time.monotonic() - began_s
+            self._metrics = {
+                "bytes": n_bytes,
+                "seconds": took_s,
+                "gib_per_s": n_bytes / took_s / 2**30,
+                "frozen_s": frozen_s,
+            }
+            if self._ranks.rank == 0:
+                self._directory.retain()
+
+        self._background.add(path, handle, durable)
         return handle
 
     def _open_directory(self) -> int:
@@ -289,7 +309,9 @@ class Checkpointer:
         self._ring.close()
         if await_ranks:
             self._ranks.close(self._close_timeout_s)
-        self._background.raise_last()
+        failure = self._background.take_failure()
+        if failure is not None:
+            raise failure
 
     def _check_open(self) -> None:
         if self._closed:

@@ -17,7 +17,6 @@ import re
 import sys
 import threading
 from collections.abc import Container
-from contextlib import suppress
 from typing import NamedTuple
 
 from dos.checkpoint.commit import remove, replace_durably
@@ -25,7 +24,7 @@ from dos.checkpoint.format import FILE_NAME
 from dos.checkpoint.manifest import MANIFEST, FileRecord, parse_manifest
 from dos.checkpoint.owner import clear_dead
 from dos.checkpoint.storage import Storage
-from dos.errors import CheckpointError, ConfigError, DOSError
+from dos.errors import CheckpointError, ConfigError, DOSError, IntegrityError
 from dos.memory.sizes import bytes_text
 
 _log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class CheckpointDirectory:
 
     def clear(self) -> None:
         """Remove what dead processes left that were building checkpoints here."""
-        with suppress(FileNotFoundError):
+        if self._names():
             clear_dead(self._storage, self.path, _NAMES)
 
     def next_number(self) -> int:
@@ -92,8 +91,6 @@ class CheckpointDirectory:
         for path in self._paths():
             try:
                 self._manifest(path)
-            except OSError:
-                pass  # a removal was cut short
             except DOSError as error:
                 errors.append((path, error))
         return errors
@@ -156,7 +153,7 @@ class CheckpointDirectory:
             with self._lock:
                 for path in self._superfluous():
                     remove(self._storage, path)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             _log.warning("checkpoints that need not stay do: %s", error)
 
     def _missing(self, step: int, saved: list[Saved]) -> ConfigError:
@@ -195,8 +192,10 @@ class CheckpointDirectory:
         for path in self._paths():
             try:
                 records = self._manifest(path)
-            except (OSError, DOSError):
-                continue  # none, or none any more
+            except DOSError:
+                continue  # `damaged` tells
+            if records is None:
+                continue
             step = int(os.path.basename(path).removeprefix("step-"))
             numbered = _NUMBERED.fullmatch(records[0].file_id.checkpoint_id)
             n_bytes = sum(record.file_bytes for record in records)
@@ -204,15 +203,32 @@ class CheckpointDirectory:
             found.append((int(numbered[1]) if numbered else 0, saved))
         return sorted(found)
 
-    def _manifest(self, path: str) -> list[FileRecord]:
-        return parse_manifest(self._storage.read_bytes(os.path.join(path, MANIFEST)), path)
+    def _manifest(self, path: str) -> list[FileRecord] | None:
+        """The files of a checkpoint; None: it is none, or none any more."""
+        try:
+            return parse_manifest(self._storage.read_bytes(os.path.join(path, MANIFEST)), path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise IntegrityError(
+                f"its manifest cannot be read: {error.strerror or error}", where=path
+            ) from error
 
     def _paths(self) -> list[str]:
+        names = self._names()
+        return [os.path.join(self.path, name) for name in names if _NAME.fullmatch(name)]
+
+    def _names(self) -> list[str]:
         try:
-            names = self._storage.listing(self.path)
+            return self._storage.listing(self.path)
         except FileNotFoundError:
             return []
-        return [os.path.join(self.path, name) for name in names if _NAME.fullmatch(name)]
+        except OSError as error:
+            raise CheckpointError(
+                f"it cannot be listed: {error.strerror or error}",
+                where=self.path,
+                fix="see the cause, and that it is a directory which this user may read",
+            ) from error
 
     def _pins(self) -> set[int]:
         path = os.path.join(self.path, PINS)

@@ -54,12 +54,21 @@ class Resize:
 
 @dataclass(eq=False)
 class Rename:
-    """What names mean from now on (None: nothing), all of them or none."""
+    """What names mean from now on (None: nothing), all of them or none.
+
+    Not where a directory would have a second name, which no file system lets it have: a later
+    change has overtaken this one.
+    """
 
     names: dict[tuple[int, str], int | None]  # by directory and name
     unsynced: set[int]  # of these directories
 
     def apply(self, image: Image) -> None:
+        named = {inode for inode in self.names.values() if inode in image.directories}
+        for directory, names in image.directories.items():
+            for name, inode in names.items():
+                if inode in named and (directory, name) not in self.names:
+                    return
         for (directory, name), inode in self.names.items():
             image.directories[directory].pop(name, None)
             if inode is not None:
