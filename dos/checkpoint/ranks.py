@@ -25,6 +25,7 @@ from dos.errors import CheckpointError, ConfigError
 COMMIT_TIMEOUT_S = 600.0
 _SEEN_TIMEOUT_S = 60.0
 """Network file systems keep what they know of a directory for up to about so long."""
+_GRACE_S = 30.0
 _COMMITTED = "committed"
 _TEXT_CHARS = 2000
 
@@ -118,7 +119,7 @@ class Ranks:
         Raises:
             CheckpointError: it began none of this name, or another rank failed; as of `gather`.
         """
-        self._wait(checkpoint_id, "begun", "rank 0 has not begun it")
+        self._wait(checkpoint_id, "begun", "begun")
         begun = json.loads(self._line.get(self._key(checkpoint_id, "begun")))
         if begun != name:
             raise CheckpointError(
@@ -141,7 +142,7 @@ class Ranks:
             CheckpointError: a rank failed, or has not reported in time: it is named; or the
                 store is gone.
         """
-        self._wait(checkpoint_id, "all", "")
+        self._wait(checkpoint_id, "all")
         texts = [self._line.get(self._key(checkpoint_id, rank)) for rank in range(self.world)]
         return [parse_record(checkpoint_id, said) for text in texts for said in json.loads(text)]
 
@@ -157,7 +158,7 @@ class Ranks:
 
     def await_commit(self, checkpoint_id: str) -> None:
         """Wait until rank 0 has committed. CheckpointError: as of `gather`."""
-        self._wait(checkpoint_id, "verdict", "rank 0 has not committed it")
+        self._wait(checkpoint_id, "verdict", "committed")
         self._leave(checkpoint_id)
 
     def fail(self, checkpoint_id: str, error: BaseException | str) -> None:
@@ -225,7 +226,7 @@ class Ranks:
         path = os.path.join(directory, f".shared.{self.nonce}")
         try:
             failed = self._write_proof(storage, path) if self.rank == 0 else ""
-            failed = failed or next(filter(None, self.exchange("made", failed, timeout_s)), "")
+            failed = self.exchange("made", failed, timeout_s)[0]
             seen = not failed and poll(lambda: self._sees_proof(storage, path), timeout_s)
             blind = self.exchange("seen", not seen, 2 * timeout_s)
         finally:
@@ -280,20 +281,26 @@ class Ranks:
             names = [*range(self.world), "begun", "count", "all", "verdict", "seen"]
             self._line.delete(*(self._key(checkpoint_id, name) for name in names))
 
-    def _wait(self, checkpoint_id: str, what: str, why: str) -> None:
+    def _wait(self, checkpoint_id: str, what: str, of_rank_0: str = "") -> None:
         """Until a key is there; raises the error of the rank that failed meanwhile."""
-        key, verdict = self._key(checkpoint_id, what), self._key(checkpoint_id, "verdict")
-        in_time = self._line.wait(key, self.commit_timeout_s)
+        # Rank 0 knows who is missing: it is to speak first.
+        grace_s = min(_GRACE_S, self.commit_timeout_s / 2)
+        timeout_s = self.commit_timeout_s + (grace_s if of_rank_0 else 0)
+        verdict = self._key(checkpoint_id, "verdict")
+        in_time = self._line.wait(self._key(checkpoint_id, what), timeout_s)
         if self._line.has(verdict):
             self._check(self._line.get(verdict))
         if in_time:
             return
-        after = f" after {self.commit_timeout_s:g} s"
-        if why:
-            raise CheckpointError(why + after, where=checkpoint_id, fix="see what rank 0 does")
+        if of_rank_0:
+            raise CheckpointError(
+                f"rank 0 has not {of_rank_0} it within {timeout_s:g} s",
+                where=checkpoint_id,
+                fix="see whether rank 0 lives; raise `commit_timeout_s` if it was only slow",
+            )
         ranks = [self._key(checkpoint_id, rank) for rank in range(self.world)]
         missing = [not self._line.has(key) for key in ranks]
-        raise self._missing(missing, checkpoint_id, self.commit_timeout_s)
+        raise self._missing(missing, checkpoint_id, timeout_s)
 
     def _check(self, verdict: str) -> None:
         if verdict != _COMMITTED:
