@@ -16,10 +16,11 @@ from torch.utils.hooks import RemovableHandle
 class Readers:
     """Hooks that let every reader of a weight wait for the update of it.
 
-    - The call of a module waits for its own parameters; and for those below it that no call of
-      their own module has waited for in the last forward (`nn.MultiheadAttention` reads the weight
-      of its `out_proj`), or for all below it where it is not in training: what evaluation calls may
-      be another choice.
+    - The call of a module waits for its own parameters, also where other tensors stand for them
+      (`torch.func.functional_call`); and for those below it that no call of their own module has
+      waited for in the last forward (`nn.MultiheadAttention` reads the weight of its `out_proj`).
+      It waits for all below it where it is not in training or without gradients, since what
+      evaluation calls may be another choice; and where it is what `torch.compile` has returned.
     - The call of a DistributedDataParallel that looks for unused parameters waits for everything.
     - `state_dict` and `load_state_dict` of a module that was called, or lies below one, wait for
       everything, and so does the first gradient of a backward.
@@ -27,7 +28,7 @@ class Readers:
     What was called in training since the last step, or with gradients, says two things about the
     next one: which parameters a call will wait for, and in which order they are needed. A parameter
     that no call has waited for is read in another way (by hand, by compiled code), and has to be
-    ready when `step()` returns.
+    ready when `step()` returns; so has one of a TorchScript module, whose state dict takes no hooks.
 
     Args:
         wait: waits for parameters, given by index.
@@ -42,9 +43,13 @@ class Readers:
         self._below: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[int]] = (
             weakref.WeakKeyDictionary()
         )
+        self._own: weakref.WeakKeyDictionary[torch.nn.Module, frozenset[int]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._barriers: weakref.WeakKeyDictionary[torch.nn.Module, list[RemovableHandle]] = (
             weakref.WeakKeyDictionary()
         )
+        self._without_barrier: set[int] = set()
         self._own_call: set[int] = set()
         self._own_call_before: set[int] = set()
         self._covered: dict[int, None] = {}  # in the order of first use
@@ -69,43 +74,54 @@ class Readers:
         """The parameters that calls have waited for since the last step, in the order of use."""
         covered, self._covered = self._covered, {}
         self._own_call_before, self._own_call = self._own_call, set()
-        return list(covered)
+        return [index for index in covered if index not in self._without_barrier]
 
     def called(self, module: torch.nn.Module) -> None:
         """A module is about to run."""
-        own = self._indices(module._parameters.values())
-        below = self._below_of(module)
-        if not below and not own:
+        held = self._indices(module._parameters.values())
+        below = self._below.get(module)
+        if below is not None and not below.issuperset(held):
+            self._below.clear()  # a parameter has come to it, and perhaps to others
+            below = None
+        if below is None:
+            below = self._look_below(module)
+        if not below:
             return
-        rest = below - self._own_call_before if module.training else below
+        own, rest = self._own[module], below
+        trains = module.training and torch.is_grad_enabled()
+        if trains and "_orig_mod" not in module._modules:  # compiled code calls no hooks below it
+            rest = below - self._own_call_before
         if module.training or torch.is_grad_enabled():
             self._own_call.update(own)
-            for index in (*own, *sorted(rest)):
+            for index in (*sorted(own), *sorted(rest)):
                 self._covered.setdefault(index)
         if module.__dict__.get("find_unused_parameters"):
             self._synchronize()  # DistributedDataParallel reduces those before backward begins
-        self._wait((*own, *rest))
+        self._wait(own | rest)
 
     def synchronize(self) -> None:
         """Everything may be read next."""
         self._synchronize()
 
-    def _indices(self, parameters: Iterable[torch.Tensor | None]) -> list[int]:
+    def _indices(self, parameters: Iterable[torch.Tensor | None]) -> frozenset[int]:
         index_of = self._index_of
-        return [index_of[id(p)] for p in parameters if id(p) in index_of]
+        return frozenset(index_of[id(p)] for p in parameters if id(p) in index_of)
 
-    def _below_of(self, module: torch.nn.Module) -> frozenset[int]:
-        """The parameters of a module and of all below it, as it was when it was first called."""
-        below = self._below.get(module)
-        if below is None:
-            below = self._below[module] = frozenset(self._indices(module.parameters()))
-            for owner in module.modules():
-                if owner not in self._barriers and self._indices(owner._parameters.values()):
-                    barrier = _Barrier(self)
-                    self._barriers[owner] = [
-                        owner.register_state_dict_pre_hook(barrier),
-                        owner.register_load_state_dict_pre_hook(barrier),
-                    ]
+    def _look_below(self, module: torch.nn.Module) -> frozenset[int]:
+        """The parameters of a module and of all below it, as they are now or were before."""
+        for owner in module.modules():
+            held = self._indices(owner._parameters.values())
+            self._own[owner] = held | self._own.get(owner, frozenset())
+            if isinstance(owner, torch.jit.ScriptModule):
+                self._without_barrier |= held
+            elif held and owner not in self._barriers:
+                barrier = _Barrier(self)
+                self._barriers[owner] = [
+                    owner.register_state_dict_pre_hook(barrier),
+                    owner.register_load_state_dict_pre_hook(barrier),
+                ]
+        below = frozenset().union(*(self._own[owner] for owner in module.modules()))
+        self._below[module] = below
         return below
 
 
