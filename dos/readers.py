@@ -28,7 +28,7 @@ class Readers:
     What was called in training since the last step, or with gradients, says two things about the
     next one: which parameters a call will wait for, and in which order they are needed. A parameter
     that no call has waited for is read in another way (by hand, by compiled code), and has to be
-    ready when `step()` returns; so has one of a TorchScript module, whose state dict takes no hooks.
+    ready when `step()` returns; so has one of a TorchScript module, whose state dict has no hooks.
 
     Args:
         wait: waits for parameters, given by index.
