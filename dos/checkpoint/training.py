@@ -18,11 +18,11 @@ import torch
 from dos.checkpoint.inspecting import inspect
 from dos.checkpoint.names import ModelNames
 from dos.checkpoint.paths import component, join
-from dos.checkpoint.pieces import Pieces
 from dos.checkpoint.reader import load
 from dos.checkpoint.rng import rng_states, set_rng_states
 from dos.checkpoint.storage import Storage
 from dos.errors import ConfigError
+from dos.memory.pieces import Pieces
 
 T = TypeVar("T")
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | None
