@@ -127,20 +127,22 @@ class SlowCapture:
         assert covered == tensor.nbytes, "a part of it is held by nobody, or twice"
         return found.view(tensor.dtype)
 
-    def state(self) -> dict[str, Any]:
-        """The captured state, put together as `snapshot` does."""
+    def state_tree(self) -> dict[str, Any]:
+        """The held tree, with what was captured in place of what is live."""
 
         def taken(leaf: torch.Tensor | Pieces) -> torch.Tensor | Pieces:
             if isinstance(leaf, Pieces):
                 parts = {start: self.of(part) for start, part in leaf.parts.items()}
                 return Pieces(leaf.shape, leaf.dtype, parts)
-            if not leaf.numel() or not any(
-                first <= leaf.data_ptr() < last for first, last in self.ranges
-            ):
-                return leaf  # a copy from the beginning
+            if not any(first <= leaf.data_ptr() < last for first, last in self.ranges):
+                return leaf  # a copy from the beginning, or empty
             return self.of(leaf).as_strided(leaf.shape, leaf.stride())
 
         tree = dict(self.held.tree)
         for kind in ("master", "exp_avg", "exp_avg_sq"):
             tree[kind] = {name: taken(leaf) for name, leaf in tree[kind].items()}
-        return snapshot(tree)
+        return tree
+
+    def state(self) -> dict[str, Any]:
+        """The captured state, put together as `snapshot` does."""
+        return snapshot(self.state_tree())
