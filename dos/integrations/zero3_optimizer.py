@@ -87,6 +87,7 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As upstream's; the loaded state comes home."""
+        self._dos.engine.state.gates.wait("load_state_dict")
         super().load_state_dict(*args, **kwargs)
         with torch.no_grad():
             self._dos.adopt()
@@ -106,6 +107,10 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
             return
         for group, its in zip(groups, saved, strict=True):
             group.update({key: value for key, value in its.items() if key != "params"})
+
+    def _restore_from_bit16_weights(self) -> None:
+        self._dos.await_captured("refresh_fp32_params")
+        super()._restore_from_bit16_weights()
 
     def destroy(self) -> None:
         """As upstream's; our threads end."""

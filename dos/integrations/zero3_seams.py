@@ -28,6 +28,7 @@ OPTIMIZER_SEAMS: dict[str, tuple[str, ...]] = {
     "get_fp32_grad_partitions": (),
     "update_fp32_grad_for_param_vectorized": ("update_func", "param_list"),
     "state_dict": (),
+    "_restore_from_bit16_weights": (),
     "load_hp_checkpoint_state_from_checkpoint_dir_stage3": ("checkpoint_dir",),
     "destroy": (),
 }

@@ -19,6 +19,7 @@ from dos.integrations.zero3_gradients import FlatGradients, Shard
 from dos.integrations.zero3_norm import TotalNorm, norm_over_ranks
 from dos.kernels import norm
 from dos.kernels.scalars import AdamScalars
+from dos.memory import HeldState
 from dos.wrapped import Hyperparameters, check_supported, read_group
 from perfmodel.profile import NodeProfile
 
@@ -82,20 +83,50 @@ class Zero3Session:
         for index, (master, *moments) in enumerate(self._homes):
             flat = self._upstream.fp32_partitioned_groups_flat[index]
             if flat.data_ptr() != master.data_ptr():
+                self.await_captured("replaced state")
                 master.copy_(flat.data)
                 flat.data = master
             state = self._state(index)
             for key, home in zip(_MOMENTS, moments, strict=True):
-                if key not in state:
-                    home.zero_()
-                elif state[key].data_ptr() != home.data_ptr():
+                if key in state and state[key].data_ptr() == home.data_ptr():
+                    continue
+                self.await_captured("replaced state")
+                if key in state:
                     home.copy_(state[key])
                 else:
-                    continue
+                    home.zero_()
                 state[key] = home
             if "step" not in state:
                 counts_in_tensors = isinstance(self._upstream.optimizer, torch.optim.Adam)
                 state["step"] = torch.tensor(0.0) if counts_in_tensors else 0
+
+    def hold(self, what: str) -> HeldState:
+        """Hold flat groups, moments and weights as the last step left them, by address.
+
+        What upstream has replaced comes home first, so that its tensors lie in what is held. The
+        tree is empty: upstream says what is saved.
+
+        Args:
+            what: names the capture in messages.
+
+        Raises:
+            ConfigError: a step failed half-way.
+            PoolError: it waits for another capture, which does not end.
+        """
+        self.engine.whole.check("save_checkpoint")
+        with torch.no_grad():
+            self.adopt()
+            self.engine.set_weights(self._upstream.fp16_partitioned_groups_flat)
+        held, _ = self.engine.hold(what)
+        return held
+
+    def await_captured(self, what: str) -> None:
+        """Wait until nothing is being captured, for `what` is about to change it.
+
+        Raises:
+            PoolError: a capture does not end.
+        """
+        self.engine.state.gates.wait(what)
 
     def arrive(self, parameter: int, grad: torch.Tensor) -> None:
         """Take in the reduced gradient of upstream's parameter with that id, 1-D."""
