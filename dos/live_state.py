@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
-from dos.execute.work import SubgroupMemory
 from dos.memory import Hold
 from dos.memory.flat import flat
 from dos.memory.pieces import Pieces
@@ -16,19 +13,19 @@ from dos.state import OptimizerState
 
 def holds_of(state: OptimizerState) -> list[Hold]:
     """All that a step writes for good, by subgroup: master, moments, and the trained weights."""
-    weights = [flat(local_of(parameter)) for parameter in state.parameters]
-    return [
-        Hold(str(part.device), part.data_ptr(), part.data_ptr() + part.nbytes, index)
-        for index, memory in enumerate(state.subgroups)
-        for part in _written(memory, weights)
-        if part.numel()
-    ]
-
-
-def _written(memory: SubgroupMemory, weights: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    yield from memory.state
-    for piece in memory.pieces:
-        yield weights[piece.parameter][piece.start : piece.stop]
+    weights = [local_of(parameter) for parameter in state.parameters]
+    places = [(str(w.device), w.data_ptr(), w.element_size()) for w in weights]
+    holds = []
+    for index, memory in enumerate(state.subgroups):
+        for part in memory.state:
+            if part.numel():
+                begin = part.data_ptr()
+                holds.append(Hold(str(part.device), begin, begin + part.nbytes, index))
+        for piece in memory.pieces:
+            place, base, item_bytes = places[piece.parameter]
+            begin, end = base + piece.start * item_bytes, base + piece.stop * item_bytes
+            holds.append(Hold(place, begin, end, index))
+    return holds
 
 
 def live(state: OptimizerState, index: int, kind: str) -> torch.Tensor | Pieces | None:
@@ -37,6 +34,14 @@ def live(state: OptimizerState, index: int, kind: str) -> torch.Tensor | Pieces 
     A tensor of its shape where its pieces adjoin in host memory; else, and of a DTensor, its
     pieces. None where they have another memory order than row-major, and are in pieces.
     """
+    # Kept: they lie where they lie, and thousands of them take a while to make.
+    key = index, kind
+    if key not in state.leaves:
+        state.leaves[key] = _find(state, index, kind)
+    return state.leaves[key]
+
+
+def _find(state: OptimizerState, index: int, kind: str) -> torch.Tensor | Pieces | None:
     parameter = state.parameters[index]
     view = state.view(index, kind)
     if not is_sharded(parameter) and (view is not None or not parameter.numel()):

@@ -13,6 +13,7 @@ from dos.host_memory import STATE_KINDS, has_lease, host_arrays, master_numel
 from dos.masters import MasterPart, Masters
 from dos.memory import Gates, Lease, Pool, tensor_across
 from dos.memory.flat import unflatten
+from dos.memory.pieces import Pieces
 from dos.plan import Placement, SubgroupSize, UpdatePlan
 from dos.shards import local_of
 
@@ -31,6 +32,7 @@ class OptimizerState:
         masters: what brings masters in line with the weights.
         subgroups: per subgroup, its state where it is at home.
         staging: slots and staging buffers.
+        leaves: by parameter and kind of state, how it is shown to captures, once it was.
     """
 
     def __init__(self, device: Device | None, *, any_stride: bool = False) -> None:
@@ -40,6 +42,7 @@ class OptimizerState:
         self.masters = Masters(self.gates)
         self.subgroups: list[SubgroupMemory] = []
         self.staging = Staging()
+        self.leaves: dict[tuple[int, str], torch.Tensor | Pieces | None] = {}
         self._device, self._any_stride = device, any_stride
         self._leases: dict[tuple[str, int], Lease] = {}
         self._where: list[list[tuple[int, Piece]]] = []
@@ -163,7 +166,7 @@ class OptimizerState:
     def drop(self) -> None:
         """Let go of all memory; nothing of any parameter is left."""
         self.subgroups, self._leases, self.staging = [], {}, Staging()
-        self.masters = Masters(self.gates)
+        self.masters, self.leaves = Masters(self.gates), {}
         self._where = [[] for _ in self._where]
         self.steps = [0] * len(self.steps)
 
