@@ -47,12 +47,13 @@ class Checkpointed(torch.optim.Optimizer):
             what: names the capture in messages.
 
         Raises:
-            ConfigError: a parameter has no name, or another one's; the optimizer was closed, or a
-                step or a load failed half-way.
+            ConfigError: a parameter has no name, or another one's, or was replaced; the optimizer
+                was closed, or a step or a load failed half-way.
             PoolError: called in a forked child.
         """
         self._check_here("hold_state")
         self._engine.whole.check("hold_state")
+        self._trained.check(self.param_groups)
         named = names_of(self.param_groups, names)
         state = self._engine.state
         leaves = {kind: self._leaves(kind) for kind in ("master", *_MOMENTS)}

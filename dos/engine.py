@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import cast as as_type
@@ -181,8 +181,10 @@ class UpdateEngine:
             What is held, its tree empty; and per parameter its step count then.
         """
         steps, running = self._tail.counted(self.state.steps)
-        ready = None if running is None else running.await_end
-        return HeldState(self.state.gates, holds_of(self.state), what, ready), steps
+        waits: list[Callable[[], object]] = [] if running is None else [running.await_end]
+        if self._device is not None:
+            waits.append(self._device.mark().wait)
+        return HeldState(self.state.gates, holds_of(self.state), what, waits), steps
 
     def step(
         self,

@@ -153,10 +153,10 @@ class AcceleratorBackend:
 
     def mark(self) -> DeviceEvent:
         """What the caller's current stream has been given so far, as an event."""
-        clock = self._device_streams[Lane.D2H].clock
-        assert clock is not None, "mark before begin"
         event = torch.Event(device=self._device, enable_timing=True)
         event.record(torch.accelerator.current_stream(self._device))
+        # Before the first step there is no clock; nobody asks then when it was.
+        clock = self._device_streams[Lane.D2H].clock or DeviceClock(event, time.perf_counter())
         return DeviceEvent(clock, event, event)
 
     def examine(self, grad: torch.Tensor) -> DeviceExamined:

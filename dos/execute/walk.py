@@ -6,6 +6,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import cast as as_type
 
 from dos.execute.backend import WAIT_S, Backend, Event, HostEvent, Interval
@@ -62,8 +64,9 @@ class Walk:
         for transfer in transfers:
             self._arrivals.setdefault(transfer.subgroup, []).append(transfer.event)
         self._gated_since_s: dict[int, float] = {}
-        # Set when a host op is over, or a gate opens: then something may be issued.
-        self._changed = threading.Event()
+        # Told when a host op is over, or a gate opens: then something may be issued. Unlike an
+        # event it may be told by a finalizer, in the middle of anything.
+        self._changed: SimpleQueue[None] = SimpleQueue()
 
     def has(self, ops: Sequence[int]) -> bool:
         """Whether all of these are issued."""
@@ -75,9 +78,8 @@ class Walk:
         assert self.work is not None
         work = _until_one_fails(self.work)
         try:
-            with self.gates.heard(self._changed.set):
+            with self.gates.heard(self._tell):
                 while self._lanes:
-                    self._changed.clear()
                     if self._issue(work):
                         with self.issued:
                             self.issued.notify_all()
@@ -94,6 +96,9 @@ class Walk:
             settle([self.events[i] for i in sorted(self.events)])
             raise failure
         return [self.events[op.index] for op in self.plan.ops]
+
+    def _tell(self) -> None:
+        self._changed.put(None)
 
     def _issue(self, work: Work) -> bool:
         """Issue all that can be issued now; whether that was anything."""
@@ -121,7 +126,7 @@ class Walk:
         event = stream.run(op, self.plan.link_bytes(op), self.plan.sizes[op.subgroup].numel, body)
         self.events[op.index] = self._last[lane] = event
         if lane is Lane.HOST and not event.done():
-            as_type(HostEvent, event).then(self._changed.set)
+            as_type(HostEvent, event).then(self._tell)
 
     def _may_issue(self, op: Op) -> bool:
         """Whether what `op` waits for is issued, and over where a stream could not wait for it."""
@@ -153,7 +158,8 @@ class Walk:
         """
         last = self._last.get(Lane.HOST)
         busy = last is not None and not last.done()
-        if self._changed.wait(WAIT_S if busy else self.gates.timeout_s):
+        with suppress(Empty):
+            self._changed.get(timeout=WAIT_S if busy else self.gates.timeout_s)
             return
         if busy:
             raise TimeoutError(f"no op of the host lane finished within {WAIT_S:.0f} s")

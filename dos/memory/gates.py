@@ -77,7 +77,7 @@ class Gates:
         if not holders:
             return True
         with self._changed:
-            return not any(until is None or its <= until for its in holders)
+            return not any(until is None or its <= until for its in list(holders))
 
     def wait(self, what: str, indices: Iterable[int] | None = None) -> None:
         """Block until the gates of these subgroups are open; None for all.
@@ -91,7 +91,7 @@ class Gates:
         since_s = time.perf_counter()
         with self._changed:
             try:
-                while closed := [i for i in self._holders if wanted is None or i in wanted]:
+                while closed := [i for i in list(self._holders) if wanted is None or i in wanted]:
                     if not self._await_opening():
                         raise self.stuck(what, min(closed))
             finally:
@@ -153,7 +153,7 @@ class HeldState:
         gates: of all subgroups; those of `holds` are closed here.
         holds: what is held.
         what: names the capture in messages.
-        ready: see `ready`.
+        waits: each blocks until a part of what `ready` waits for is over.
 
     Attributes:
         tree: live tensors, pieces of tensors and objects, in nested dicts.
@@ -162,11 +162,15 @@ class HeldState:
     """
 
     def __init__(
-        self, gates: Gates, holds: list[Hold], what: str, ready: Callable[[], None] | None = None
+        self,
+        gates: Gates,
+        holds: list[Hold],
+        what: str,
+        waits: Iterable[Callable[[], object]] = (),
     ) -> None:
         self.tree: dict[str, Any] = {}
         self.holds, self.gates = holds, gates
-        self._ready = ready
+        self._waits = list(waits)
         self._closing = gates.close({hold.index for hold in holds}, what)
         weakref.finalize(self, gates.open, self._closing).atexit = False
 
@@ -178,15 +182,15 @@ class HeldState:
     def ready(self) -> None:
         """Block until the memory holds what is to be captured: a step may still run on.
 
-        To be called by the capturing thread, not by one that training waits for. Where it
-        returns at once, work on a device is as far as the stream of the training knows.
+        To be called by the capturing thread, not by one that training waits for. Then all work
+        on a device is over that this memory's content comes from.
 
         Raises:
             Exception: what failed in that step; there is nothing to capture then.
         """
-        if self._ready is not None:
-            self._ready()
-            self._ready = None  # and with it what the step holds
+        for wait in self._waits:
+            wait()
+        self._waits = []  # and with them what the step holds
 
     def release(self, index: int) -> None:
         """A subgroup is captured: it may change. Idempotent."""
