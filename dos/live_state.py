@@ -7,7 +7,7 @@ import torch
 from dos.memory import Hold
 from dos.memory.flat import flat
 from dos.memory.pieces import Pieces
-from dos.shards import is_sharded, local_of, runs_of
+from dos.shards import copy_of, is_sharded, local_of, runs_of
 from dos.state import OptimizerState
 
 
@@ -66,4 +66,5 @@ def in_pieces(parameter: torch.Tensor, parts: list[tuple[torch.Tensor, int]]) ->
             begin, end = max(here, first), min(here + length, first + part.numel())
             if begin < end:
                 found[start + begin - here] = part[begin - first : end - first]
-    return Pieces(tuple(parameter.shape), torch.float32, found)
+    copies = copy_of(parameter) if is_sharded(parameter) else None
+    return Pieces(tuple(parameter.shape), torch.float32, found, copies)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import product
-from math import prod
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.autograd.graph import increment_version
 
 from dos.errors import ConfigError
+from dos.memory.regions import Cut, region_of, runs_of_region
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -126,49 +125,47 @@ def gather(value: float, mesh: Any) -> list[float]:
 
 
 def runs_of(tensor: torch.Tensor) -> Iterator[tuple[int, int, int]]:
-    """Where the elements that lie here stand in the whole tensor, both in row-major order.
-
-    Per contiguous run: its first element in the whole, its first element here, its length. One
-    run for a plain tensor, or for rows of a DTensor.
+    """Where the elements that lie here stand in the whole tensor, as of `runs_of_region`.
 
     Raises:
         ConfigError: a placement that is not made of chunks along single dimensions.
     """
     shape = tuple(tensor.shape)
-    region = [(0, size) for size in shape]
-    if is_sharded(tensor):
-        for dim, size in enumerate(shape):
-            # What is cut is one dimension, so that a vector of its indices is cut likewise.
-            found = _cut_dim(torch.arange(size, device="cpu"), dim, tensor)
-            region[dim] = (int(found[0]) if len(found) else 0, len(found))
-    if not all(size for _, size in region):
-        return
-    cut = [dim for dim, (_, size) in enumerate(region) if size < shape[dim]]
-    inner = max(cut, default=0)  # from there on all is contiguous
-    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
-    length = prod(size for _, size in region[inner:])
-    outer = [range(start, start + size) for start, size in region[:inner]]
-    first = region[inner][0] * strides[inner] if shape else 0
-    for number, place in enumerate(product(*outer)):
-        start = sum(i * stride for i, stride in zip(place, strides, strict=False))
-        yield start + first, number * length, length
+    return runs_of_region(shape, region_of(shape, cuts_of(tensor)))
 
 
-def _cut_dim(indices: torch.Tensor, dim: int, like: DTensor) -> torch.Tensor:
-    """The part of a dimension's indices that lies here where a tensor is placed as `like`."""
+def cuts_of(tensor: torch.Tensor) -> list[Cut]:
+    """Which chunks of its dimensions lie here; none for a plain tensor.
+
+    Raises:
+        ConfigError: a placement that is not made of chunks along single dimensions.
+    """
+    if not is_sharded(tensor):
+        return []
     from torch.distributed.tensor import Replicate, Shard
 
-    mesh = like.device_mesh
+    mesh, cuts = tensor.device_mesh, []
     for position, n_parts, placement in zip(
-        coordinate(mesh), mesh.shape, like.placements, strict=True
+        coordinate(mesh), mesh.shape, tensor.placements, strict=True
     ):
-        if type(placement) is Shard and placement.dim == dim:
-            chunks = indices.chunk(n_parts)
-            indices = chunks[position] if position < len(chunks) else indices[:0]
-        elif type(placement) not in (Shard, Replicate):
+        if type(placement) is Shard:
+            cuts.append(Cut(placement.dim, n_parts, position))
+        elif type(placement) is not Replicate:
             raise ConfigError(
-                f"it is placed as {like.placements}, which is not made of chunks",
+                f"it is placed as {tensor.placements}, which is not made of chunks",
                 where="a DTensor",
                 fix="save its state with torch.distributed.checkpoint",
             )
-    return indices
+    return cuts
+
+
+def copy_of(tensor: DTensor) -> tuple[int, int]:
+    """Which copy of the elements that lie here this process has, and how many copies there are."""
+    index, count = 0, 1
+    mesh = tensor.device_mesh
+    for position, size, placement in zip(
+        coordinate(mesh), mesh.shape, tensor.placements, strict=True
+    ):
+        if placement.is_replicate():
+            index, count = index * size + position, count * size
+    return index, count

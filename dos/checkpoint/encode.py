@@ -25,6 +25,7 @@ from dos.checkpoint.objects import Node, describe_dtype, encode_value
 from dos.checkpoint.paths import ROOT_ENTRY, component, join, key_component, text_of
 from dos.errors import FormatError
 from dos.memory.pieces import Pieces
+from dos.shards import is_sharded
 
 FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str, tuple, bool)}
 """Default factories of a defaultdict that are known by name."""
@@ -48,7 +49,8 @@ class Encoder:
     """Turns a state into JSON, its tensors and long bytes set aside.
 
     Args:
-        pickles: pickle what has no encoding; else only its class is noted.
+        for_reading: the state is one to read into. Nothing is pickled, and `Pieces` and DTensors
+            are leaves.
 
     Attributes:
         leaves: tensors and arrays in the tree's order, each object once.
@@ -57,13 +59,14 @@ class Encoder:
         blobs: long byte strings and pickled objects, one behind the other.
     """
 
-    def __init__(self, *, pickles: bool = True) -> None:
-        self._pickles = pickles
+    def __init__(self, *, for_reading: bool = False) -> None:
+        self._for_reading = for_reading
         self.leaves: list[Leaf] = []
         self.repeats: list[tuple[Leaf, Leaf]] = []
         self.blobs = bytearray()
         self.pieces: dict[str, list[Node]] = {}
         self._seen: dict[int, Leaf] = {}
+        self._in_pieces_at: dict[int, str] = {}
         self._in_key = False
         self._depth = 0
         self._encoders: dict[type, Callable[[Any, str], Node]] = {
@@ -87,7 +90,7 @@ class Encoder:
             torch.Tensor: self._leaf,
             torch.nn.Parameter: self._leaf,
             np.ndarray: self._array,
-            Pieces: self._in_pieces,
+            Pieces: self._leaf if for_reading else self._in_pieces,
         }
 
     def encode(self, value: Any, path: str = "") -> Node:
@@ -132,7 +135,13 @@ class Encoder:
         return self._leaf(value, path)
 
     def _in_pieces(self, value: Pieces, path: str) -> Node:
-        for start, tensor in value.parts.items():
+        first = self._in_pieces_at.setdefault(id(value), path)
+        if first != path:
+            return ["t", {"pieces": first, "same": first}]
+        parts = value.parts
+        if not value.numel:  # so that some file tells its dtype
+            parts = {0: torch.empty(0, dtype=value.dtype, device="cpu")}
+        for start, tensor in parts.items():
             if tensor.dim() != 1 or tensor.dtype != value.dtype or header_name(value.dtype) is None:
                 raise FormatError(
                     f"a piece of {tensor.dtype} with {tensor.dim()} dimensions",
@@ -223,11 +232,14 @@ class Encoder:
                 field.name for field in dataclasses.fields(value) if hasattr(value, field.name)
             ]
             return ["dataclass", class_name(kind), self._fields(value, names, path)]
+        if is_sharded(value) and self._for_reading:
+            return self._leaf(value, path)
         if isinstance(value, torch.Tensor):
             raise FormatError(
                 f"tensors of class {class_name(kind)} cannot be saved",
                 where=text_of(path),
-                fix="save its local or dense tensor",
+                fix="save its local or dense tensor; of a DTensor, what "
+                "`dos.checkpoint.replicas.part_of` makes of it",
             )
         return self._pickled(value, path)
 
@@ -241,7 +253,7 @@ class Encoder:
 
     def _pickled(self, value: Any, path: str) -> Node:
         kind = class_name(type(value))
-        if not self._pickles:
+        if self._for_reading:
             return ["pickle", kind, 0, 0]
         try:
             data = pickle.dumps(value, protocol=4)
@@ -254,13 +266,13 @@ class Encoder:
         return ["pickle", kind, *self._blob(data)]
 
 
-def encode_state(state: Any, *, pickles: bool = True) -> tuple[Node, Encoder]:
+def encode_state(state: Any, *, for_reading: bool = False) -> tuple[Node, Encoder]:
     """The JSON of a state, and what was set aside; see `Encoder`.
 
     Raises:
         FormatError: something in it cannot be saved, with its path and class.
     """
-    encoder = Encoder(pickles=pickles)
+    encoder = Encoder(for_reading=for_reading)
     try:
         return encoder.encode(state), encoder
     except RecursionError:

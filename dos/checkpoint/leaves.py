@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,15 @@ import torch
 
 from dos.checkpoint.buffers import Arena
 from dos.checkpoint.chunks import Target, Wanted
-from dos.checkpoint.dtypes import as_bits
 from dos.checkpoint.paths import text_of
 from dos.checkpoint.specs import Spec, make_spec
+from dos.checkpoint.targets import (
+    Places,
+    check_fits,
+    copy_bits,
+    direct_address,
+    is_partial,
+)
 from dos.checkpoint.wholes import Whole
 from dos.errors import FormatError
 from dos.memory.sizes import PAGE_BYTES, padded_bytes
@@ -28,7 +35,7 @@ class Leaves:
     Args:
         wanted: what is wanted of each file, filled here; the first file holds the tree.
         wholes: tensors in pieces, by path.
-        into: tensors and arrays that are to be overwritten, by path.
+        into: what is to be overwritten, by path.
         device: where tensors are wanted; None: in host memory.
     """
 
@@ -41,6 +48,7 @@ class Leaves:
     ) -> None:
         self._wanted, self._wholes, self._into = wanted, wholes, into
         self._device = torch.device("cpu") if device is None else device
+        self._targets = {one.opened.header.file_id: one.targets for one in wanted}
         self._entries = wanted[0].opened.header.entries
         self._specs: dict[str, Spec] = {}
         # In another order each is a copy: of one entry one, so that a file takes no more memory.
@@ -60,16 +68,15 @@ class Leaves:
         spec = self._specs[path] = make_spec(path, told, self._entries, self._wholes)
         target = self._into.get(path)
         if target is not None:
-            _check_fits(path, spec, target)
-        if spec.whole is not None:
-            return  # its memory is made later
+            check_fits(path, spec, target)
+        if spec.whole is not None or (is_partial(target) and spec.strides_bytes is None):
+            return  # what takes it is found later
         if spec.order is not None and self._ordered.setdefault(spec.name, spec.same) != spec.same:
             raise FormatError(f"{spec.name!r} is told in two orders", where=text_of(path))
         entry = self._entries[spec.name]
-        address = _direct_address(spec, target)
+        address = None if is_partial(target) else direct_address(spec, target)
         if address is not None:
-            begin = entry.begin + spec.offset
-            self._wanted[0].targets.append(Target(begin, begin + spec.n_bytes, address))
+            self._aim(spec, 0, math.prod(spec.shape), address)
         elif entry.end > entry.begin:
             self._wanted[0].fresh.append((entry.begin, entry.end))
             self._memory[spec.name] = memoryview(b"")  # until there is some
@@ -82,10 +89,12 @@ class Leaves:
     def allocate(self) -> None:
         """Make the memory for all that was planned."""
         for path, spec in self._specs.items():
-            if spec.whole is not None:
-                self._allocate_whole(path, spec, spec.whole)
-        for wanted in self._wanted:
-            wanted.allocate()
+            target = self._into.get(path)
+            if is_partial(target):
+                self._aim_at_places(path, spec, Places(target))
+            elif spec.whole is not None:
+                self._allocate_whole(path, spec)
+        self._wanted[0].allocate()
 
     def keep_pages(self) -> None:
         """Give each entry its memory; entries that share a page stay and go together."""
@@ -116,7 +125,9 @@ class Leaves:
             if spec.same not in self._made:
                 self._made[spec.same] = self._array(spec) if spec.is_array else self._tensor(spec)
             return self._made[spec.same]
-        if _direct_address(spec, target) is not None:
+        if is_partial(target):
+            return target
+        if direct_address(spec, target) is not None:
             if isinstance(target, torch.Tensor):
                 self._finish.append(lambda: torch.autograd.graph.increment_version(target))
             return target
@@ -125,7 +136,7 @@ class Leaves:
             self._finish.append(lambda: np.copyto(target, fresh))
         else:
             tensor = self._raw(spec, torch.device("cpu"))
-            self._finish.append(lambda: _copy(target, tensor))
+            self._finish.append(lambda: copy_bits(target, tensor))
         return target
 
     def finish(self) -> None:
@@ -140,24 +151,54 @@ class Leaves:
         self._memory, self._storages, self._made = {}, {}, {}
         for arena in self._arenas:
             arena.close()
-        for wanted in self._wanted:
-            wanted.close()
+        self._wanted[0].close()
 
-    def _allocate_whole(self, path: str, spec: Spec, whole: Whole) -> None:
-        address = _direct_address(spec, self._into.get(path))
+    def _allocate_whole(self, path: str, spec: Spec) -> None:
+        address = direct_address(spec, self._into.get(path))
+        name = _memory_name(spec)
         if address is None and spec.n_bytes:
+            if self._into.get(path) is None and name in self._memory:
+                return  # the same tensor as at another place
             arena = Arena(spec.n_bytes)
             self._arenas.append(arena)
-            self._memory[f"{path}#"] = arena.keep(0, spec.n_bytes)
+            self._memory[name] = arena.keep(0, spec.n_bytes)
             address = arena.address
-        files = {wanted.opened.header.file_id: wanted for wanted in self._wanted}
-        for part in whole.parts:
-            entry = part.opened.header.entries[part.name]
-            if entry.end > entry.begin:
-                assert address is not None
-                at = address + part.start * whole.dtype.itemsize
-                targets = files[part.opened.header.file_id].targets
-                targets.append(Target(entry.begin, entry.end, at))
+        self._aim(spec, 0, math.prod(spec.shape), address or 0)
+
+    def _aim_at_places(self, path: str, spec: Spec, places: Places) -> None:
+        if spec.strides_bytes is not None:  # there is no run of bytes that is a part of it
+            whole = self._raw
+
+            def cut() -> None:
+                flat = whole(spec, torch.device("cpu")).reshape(-1)
+                for start, part in places.parts:
+                    copy_bits(part, flat[start : start + part.numel()])
+
+            self._finish.append(cut)
+        else:
+            for start, part in places.parts:
+                self._aim(spec, start, start + part.numel(), part.data_ptr())
+        self._finish.append(places.finish)
+
+    def _aim(self, spec: Spec, first: int, last: int, address: int) -> None:
+        """Have elements, from `first` to before `last` in row-major order, read to an address."""
+        item_bytes = spec.dtype.itemsize
+        if spec.whole is None:
+            at = self._entries[spec.name].begin + spec.offset
+            begin, end = at + first * item_bytes, at + last * item_bytes
+            if begin < end:
+                self._wanted[0].targets.append(Target(begin, end, address))
+            return
+        for part in spec.whole.within(first, last):
+            low, high = max(first, part.start), min(last, part.start + part.numel)
+            at = part.opened.header.entries[part.name].begin - part.start * item_bytes
+            self._targets[part.opened.header.file_id].append(
+                Target(
+                    at + low * item_bytes,
+                    at + high * item_bytes,
+                    address + (low - first) * item_bytes,
+                )
+            )
 
     def _array(self, spec: Spec) -> np.ndarray[Any, Any]:
         if 0 in spec.shape or not spec.dtype.itemsize:
@@ -185,7 +226,7 @@ class Leaves:
                 return torch.empty_strided(spec.shape, steps, dtype=spec.dtype, device=device)
             return torch.empty(spec.shape, dtype=spec.dtype, device=device)
         made = torch.empty(0, dtype=spec.dtype, device=device).set_(
-            self._storage(spec.name or f"{spec.same}#", device),
+            self._storage(_memory_name(spec), device),
             spec.offset // spec.dtype.itemsize,
             spec.shape,
             steps or (),
@@ -194,7 +235,7 @@ class Leaves:
             return made
         order = spec.steps(spec.order)
         ordered = torch.empty_strided(spec.shape, order, dtype=spec.dtype, device=device)
-        self._finish.append(lambda: _copy(ordered, made))
+        self._finish.append(lambda: copy_bits(ordered, made))
         return ordered
 
     def _storage(self, name: str, device: torch.device) -> torch.UntypedStorage:
@@ -205,53 +246,11 @@ class Leaves:
             flat = torch.frombuffer(memory, dtype=torch.uint8)
             if device.type != "cpu":
                 host, flat = flat, torch.empty(len(memory), dtype=torch.uint8, device=device)
-                self._finish.append(lambda: _copy(flat, host))
+                self._finish.append(lambda: copy_bits(flat, host))
             self._storages[key] = flat.untyped_storage()
         return self._storages[key]
 
 
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    with torch.no_grad():
-        if target.is_conj() or target.is_neg():
-            target.copy_(source)
-        else:
-            as_bits(target.detach()).copy_(as_bits(source))
-            torch.autograd.graph.increment_version(target)
-
-
-def _check_fits(path: str, spec: Spec, target: Any) -> None:
-    kind = np.ndarray if spec.is_array else torch.Tensor
-    if not isinstance(target, kind) or (target.dtype, tuple(target.shape)) != (
-        spec.dtype,
-        spec.shape,
-    ):
-        raise FormatError(
-            f"{spec.dtype} of shape {list(spec.shape)} does not fit what it is to be read into, "
-            f"{getattr(target, 'dtype', type(target).__name__)} of shape "
-            f"{list(getattr(target, 'shape', ()))}",
-            where=text_of(path),
-            fix="give a tensor of the same dtype and shape, or leave it out of `into`",
-        )
-    if isinstance(target, np.ndarray):
-        takes = target.flags.writeable
-    else:
-        takes = target.layout == torch.strided and not target.is_meta
-        takes = takes and all(
-            n < 2 or step for n, step in zip(target.shape, target.stride(), strict=True)
-        )
-    if not takes:
-        raise FormatError(
-            "it cannot be read into what is read-only, sparse, expanded or without memory",
-            where=text_of(path),
-            fix="give a dense tensor with memory of its own, or leave it out of `into`",
-        )
-
-
-def _direct_address(spec: Spec, target: Any) -> int | None:
-    """Address of a target that can take the file's bytes as they are."""
-    if target is None or spec.strides_bytes is not None or spec.order is not None:
-        return None
-    if isinstance(target, np.ndarray):
-        return target.ctypes.data if target.flags.c_contiguous else None
-    plain = target.device.type == "cpu" and not target.is_conj() and not target.is_neg()
-    return target.data_ptr() if plain and target.is_contiguous() else None
+def _memory_name(spec: Spec) -> str:
+    """The entry that a leaf lies in, or one name for all leaves that are the same pieces."""
+    return spec.name or f"#{id(spec.whole)}"

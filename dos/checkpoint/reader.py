@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from dos.checkpoint.leaves import Leaves
 from dos.checkpoint.manifest import MANIFEST
 from dos.checkpoint.opened import Opened, OpenedFile
 from dos.checkpoint.paths import Globs, text_of
+from dos.checkpoint.replicas import PER_RANK
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.wholes import find_wholes
 from dos.errors import ConfigError, FormatError, IntegrityError
@@ -37,16 +38,18 @@ def load(
     allow: Iterable[type] = (),
     trusted: bool = False,
     *,
+    rank: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     storage: Storage | None = None,
 ) -> Any:
-    """The state of a checkpoint.
+    """The state of a checkpoint: that of its first rank, its pieces put together over all ranks.
 
     Args:
         path: the checkpoint's directory, or one with a file `latest` that names it.
-        into: a state whose tensors and arrays are overwritten with those of the same path, and
-            stand in the result; what it lacks is made anew. It may have none that the checkpoint
-            lacks, unless `only` leaves it out.
+        into: a state whose tensors, DTensors, `Pieces` and arrays are overwritten with those of
+            the same path, and stand in the result; what it lacks is made anew. Of a DTensor or
+            `Pieces` only the elements that it has are read, however they were cut when they were
+            saved. It may have none that the checkpoint lacks, unless `only` leaves it out.
         only: patterns of paths, `*` matches `/` too; keys of dicts that match none are left out,
             items of sequences and fields are None.
         map_location: the device of new tensors; None: host memory, wherever they were.
@@ -55,6 +58,8 @@ def load(
         allow: dataclasses, namedtuples and enums that may be rebuilt, besides
             `torch.serialization`'s safe globals.
         trusted: unpickle objects. That can run any code: only for files of people you trust.
+        rank: what is below the key "rank" is that of this rank; of one that saved none there is
+            none. None: as the first rank saved it.
         progress: called with the bytes that are read, and all that will be.
         storage: the file system; None: the best engine there is.
 
@@ -72,20 +77,18 @@ def load(
     targets = {} if into is None else _targets(into)
     with collector_paused(), Opened(resolve(path, storage), storage) as opened:
         wanted = [Wanted(file) for file in opened.files]
-        leaves = Leaves(wanted, find_wholes(opened.files), targets, device)
+        trees = _trees(opened.files, wanted, rank, targets, device)
         reading = _Reading(storage, wanted, verify, progress, overwrites=bool(targets))
+        globs, allowed = Globs(only), allowed_classes(allow)
         try:
-            decoder = _plan(opened, leaves, Globs(only), allowed_classes(allow), trusted)
-            leaves.allocate()
-            reading.start()
-            leaves.keep_pages()
-            state = decoder.again(leaves.make).decode(opened.files[0].index.said["tree"])
-            reading.wait()
-            leaves.finish()
+            for tree in trees:
+                tree.plan(storage, globs, allowed, trusted)
+            globs.check_used(opened.path)
+            return _read(trees, reading)
         finally:
             reading.wait(raises=False)  # the disk writes to the memory that goes with `close`
-            leaves.close()
-        return None if state is LEFT_OUT else state
+            for tree in trees:
+                tree.leaves.close()
 
 
 def resolve(path: str | os.PathLike[str], storage: Storage) -> str:
@@ -126,26 +129,86 @@ def blobs_of(objects: memoryview) -> Callable[[int, int], bytes]:
     return blob
 
 
-def _plan(
-    opened: Opened, leaves: Leaves, globs: Globs, allowed: dict[str, type], trusted: bool
-) -> Decoder:
-    """Check all that the tree says, and tell the leaves; returns what can build it."""
-    first = opened.files[0]
-    objects = read_objects(opened.storage, first)
-    decoder = Decoder(leaves.plan, partial(blobs_of, objects), globs.wants, allowed, trusted)
-    try:
-        decoder.decode(first.index.said["tree"])
-    except RecursionError:
-        raise FormatError("the tree is nested too deeply", where=first.name) from None
-    globs.check_used(opened.path)
-    for path in leaves.unread:
-        if globs.wants(path):  # else it would go on with what it was
-            raise FormatError(
-                "there is nothing in the checkpoint to read into it",
-                where=text_of(path),
-                fix="`dos inspect` lists the names; leave it out of `into`",
-            )
-    return decoder
+def _trees(
+    files: Sequence[OpenedFile],
+    wanted: list[Wanted],
+    rank: int | None,
+    targets: dict[str, Any],
+    device: torch.device | None,
+) -> list[_Tree]:
+    """What makes up the state: the first file's tree, and what is the rank's own of another's."""
+    wholes = find_wholes(files)
+    first = files[0].index.said["tree"]
+    places = [(0, first, "")]
+    if rank not in (None, files[0].header.file_id.rank) and isinstance(first, dict):
+        places = [(0, {key: node for key, node in first.items() if key != PER_RANK}, "")]
+        for number, file in enumerate(files):
+            tree = file.index.said["tree"]
+            its = (file.header.file_id.rank, file.header.file_id.number) == (rank, 0)
+            if its and isinstance(tree, dict) and PER_RANK in tree:
+                places.append((number, tree[PER_RANK], PER_RANK))
+    trees = []
+    for number, node, path in places:
+        into = {
+            key: target
+            for key, target in targets.items()
+            if len(places) == 1 or (key.split("/")[0] == PER_RANK) == (path == PER_RANK)
+        }
+        ordered = [wanted[number], *wanted[:number], *wanted[number + 1 :]]
+        trees.append(_Tree(node, path, files[number], Leaves(ordered, wholes, into, device)))
+    return trees
+
+
+class _Tree:
+    """A tree, or a branch of one, that is read.
+
+    Args:
+        node: the root of it.
+        path: where that stands.
+        opened: its file.
+        leaves: its tensors and arrays.
+    """
+
+    def __init__(self, node: Any, path: str, opened: OpenedFile, leaves: Leaves) -> None:
+        self._node, self._path, self._opened = node, path, opened
+        self.leaves = leaves
+
+    def plan(self, storage: Storage, globs: Globs, allowed: dict[str, type], trusted: bool) -> None:
+        """Check all that the tree says, and tell the leaves."""
+        objects = read_objects(storage, self._opened)
+        blobs = partial(blobs_of, objects)
+        self._decoder = Decoder(self.leaves.plan, blobs, globs.wants, allowed, trusted)
+        try:
+            self._decoder.decode(self._node, self._path)
+        except RecursionError:
+            raise FormatError("the tree is nested too deeply", where=self._opened.name) from None
+        for path in self.leaves.unread:
+            if globs.wants(path):  # else it would go on with what it was
+                raise FormatError(
+                    "there is nothing in the checkpoint to read into it",
+                    where=text_of(path),
+                    fix="`dos inspect` lists the names; leave it out of `into`",
+                )
+
+    def make(self) -> Any:
+        """The state, whose elements are undefined until they are read."""
+        self.leaves.keep_pages()
+        decoder = self._decoder.again(self.leaves.make)
+        return decoder.decode(self._node, self._path)
+
+
+def _read(trees: Sequence[_Tree], reading: _Reading) -> Any:
+    """The state of trees that were planned: of one, or with the branch that is the rank's own."""
+    for tree in trees:
+        tree.leaves.allocate()
+    reading.start()
+    state, *own = [tree.make() for tree in trees]
+    reading.wait()
+    for tree in trees:
+        tree.leaves.finish()
+    if own and own[0] is not LEFT_OUT:
+        return {**({} if state is LEFT_OUT else state), PER_RANK: own[0]}
+    return None if state is LEFT_OUT else state
 
 
 class _Reading:
@@ -206,7 +269,7 @@ class _Reading:
 
 
 def _targets(into: Any) -> dict[str, Any]:
-    _, encoder = encode_state(into, pickles=False)
+    _, encoder = encode_state(into, for_reading=True)
     found = {leaf.path: leaf.value for leaf in encoder.leaves}
     found.update((again.path, again.value) for _, again in encoder.repeats)
     return found

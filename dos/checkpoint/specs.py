@@ -83,8 +83,9 @@ def _make(
 ) -> Spec:
     grad, parameter = told.get("grad") is True, told.get("parameter") is True
     same = str(told.get("same", path))
-    if told.get("pieces"):
-        whole = wholes[path]
+    pieces = told.get("pieces")
+    if pieces:
+        whole = wholes[path if pieces is True else pieces]
         return Spec("", whole, whole.dtype, whole.shape, 0, None, None, grad, parameter, same)
     name = told.get("entry", path or ROOT_ENTRY)
     entry = entries[name]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from dos.checkpoint.dtypes import torch_dtype
 from dos.checkpoint.opened import OpenedFile
+from dos.checkpoint.paths import text_of
 from dos.checkpoint.strides import DIMENSIONS
 from dos.errors import FormatError
 
@@ -35,11 +37,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor that is put together: its shape, its dtype and its parts by their start."""
+    """A tensor that is put together: its shape, its dtype and its parts, ascending."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: list[Part]
+
+    def within(self, first: int, last: int) -> Iterator[Part]:
+        """The parts that have any of the elements from `first` to before `last`."""
+        number = bisect_right(self.parts, first, key=lambda part: part.start + part.numel)
+        for part in self.parts[number:]:
+            if part.start >= last:
+                return
+            yield part
 
 
 def find_wholes(files: Sequence[OpenedFile]) -> dict[str, Whole]:
@@ -73,14 +83,23 @@ def _checked_shape(shape: Any) -> tuple[int, ...]:
 
 def _whole(path: str, parts: list[Part], kinds: set[tuple[tuple[int, ...], torch.dtype]]) -> Whole:
     if len(kinds) != 1:
-        raise FormatError("its pieces are of different tensors", where=path)
+        raise FormatError("its pieces are of different tensors", where=text_of(path))
     ((shape, dtype),) = kinds
-    end = 0
-    for part in sorted(parts, key=lambda one: one.start):
-        if part.start != end:
-            what = "overlap" if part.start < end else "are missing"
-            raise FormatError(f"pieces {what} at element {min(end, part.start)}", where=path)
-        end += part.numel
-    if end != math.prod(shape):
-        raise FormatError(f"pieces are missing from element {end} on", where=path)
+    numel, end = math.prod(shape), 0
+    parts = sorted(parts, key=lambda part: (part.start, part.numel))
+    for start, stop in [*((part.start, part.start + part.numel) for part in parts), (numel, numel)]:
+        if start > end:
+            raise FormatError(
+                f"pieces are missing: elements {end} to {start - 1} of {numel}",
+                where=text_of(path),
+                fix="load an older checkpoint: a rank did not save its part of this one",
+            )
+        if start < end:
+            raise FormatError(
+                f"pieces overlap: elements {start} to {min(end, stop) - 1}"
+                if start < min(end, stop)
+                else f"pieces reach to element {end - 1} of {numel}",
+                where=text_of(path),
+            )
+        end = stop
     return Whole(shape, dtype, parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -17,8 +18,16 @@ class Pieces:
         shape: of the whole.
         dtype: of the whole.
         parts: by the first element in row-major order, contiguous elements from there on.
+        copies: which copy of these elements it is, and of how many that as many ranks have;
+            None: every rank has all elements of the whole.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     parts: dict[int, torch.Tensor]
+    copies: tuple[int, int] | None = None
+
+    @property
+    def numel(self) -> int:
+        """How many elements the whole has."""
+        return prod(self.shape)

@@ -225,7 +225,7 @@ def test_a_process_that_has_died_and_was_not_waited_for_writes_no_more(tmp_path:
 
 
 def test_no_checkpoint_is_called_as_the_file_that_names_the_newest(tmp_path: Path) -> None:
-    with pytest.raises(dos.ConfigError, match="no name for a checkpoint"):
+    with pytest.raises(dos.ConfigError, match="names no checkpoint"):
         dos.checkpoint.save(state_of(1), tmp_path / "latest", latest=True)
 
 
