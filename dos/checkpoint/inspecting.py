@@ -36,7 +36,8 @@ def inspect(path: str | os.PathLike[str], *, storage: Storage | None = None) -> 
 
     Returns:
         "path", "id"; "files": name, rank, bytes; "tensors": name, file, type (of a numpy dtype
-        for arrays), shape, bytes, and "view_of" for one that lies in another's bytes; "objects":
+        for arrays), shape, bytes, "view_of" for one that lies in another's bytes, and "pieces",
+        how many, for one that is put together (of its files only the first is named); "objects":
         name, type, and the value of those that have a short one.
 
     Raises:
@@ -47,13 +48,18 @@ def inspect(path: str | os.PathLike[str], *, storage: Storage | None = None) -> 
         wholes = find_wholes(opened.files)
         tensors: list[dict[str, Any]] = []
         objects: list[dict[str, Any]] = []
+        in_pieces: set[str] = set()
         for file in opened.files:
             try:
                 for at, node in _walk(file.index.said["tree"], ""):
+                    if at in in_pieces or (node is None and file is not opened.files[0]):
+                        continue  # listed already, or it only keeps a place of a sequence
                     listed = {"name": at, "file": file.name}
                     if isinstance(node, list) and (not node or node[0] == "t"):
                         told = node[1] if node else {}
                         spec = make_spec(at, told, file.header.entries, wholes)
+                        if spec.whole is not None:
+                            in_pieces.add(at)
                         tensors.append({**listed, **_tensor(spec, told)})
                     else:
                         objects.append({**listed, **_described(node)})
@@ -104,6 +110,7 @@ def _tensor(spec: Spec, told: dict[str, Any]) -> dict[str, Any]:
         "shape": list(spec.shape),
         "bytes": spec.n_bytes,
         **({"view_of": spec.name} if "entry" in told else {}),
+        **({"pieces": len(spec.whole.parts)} if spec.whole is not None else {}),
     }
 
 

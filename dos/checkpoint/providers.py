@@ -74,17 +74,17 @@ def plan_extents(leaves: Iterable[Leaf], repeats: Iterable[tuple[Leaf, Leaf]]) -
     looks = [_look(leaf) for leaf in leaves]
     extents = []
     for number, group in enumerate(_overlapping(looks)):
-        piece = next((one for one in group if "#" in one.name), None)
-        if len(group) == 1 and (piece is not None or group[0].in_order):
+        if len(group) == 1 and group[0].in_order:
             extents.append(_own(group[0], group[0].item_bytes))
             continue
-        if piece is not None:
+        piece = next((one for one in group if "#" in one.name), None)
+        if piece is not None and len(group) > 1:
             raise FormatError(
                 "a piece shares memory with another tensor",
                 where=text_of(piece.name),
                 fix="give the same `Pieces` at both places, or a copy at one",
             )
-        base = next((one for one in group if _covers(one, group)), None)
+        base = piece or next((one for one in group if _covers(one, group)), None)
         if base is None:
             extents.append(_shared(group, f"{RESERVED}extent/{number}"))
             continue

@@ -11,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import dos
 from dos.checkpoint import Pieces, inspect, load, verify
 from dos.checkpoint.commit import commit
+from dos.checkpoint.convert import convert
 from dos.checkpoint.draft import Draft
 from dos.checkpoint.format import FileId
 from dos.checkpoint.posix import PosixStorage
@@ -283,3 +285,54 @@ def test_pieces_into_must_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(dos.FormatError, match="fit"):
             load(path, into={"w": into})
+
+
+@pytest.fixture
+def several_files(tmp_path: Path) -> Path:
+    """A tensor in pieces, tied ones, objects, and what is the ranks' own, in three files."""
+    weight = torch.arange(6000.0)
+    model = {"w": weight, "tied": weight.detach(), "b": torch.ones(3, dtype=torch.bfloat16)}
+    groups = [{"lr": 0.1}, {"steps": torch.arange(3000)}]
+    states = [
+        {"model": model, "optimizer": {"groups": groups}, "rank": {"seed": n}} for n in range(3)
+    ]
+    parts = [part_of(state, n, 3) for n, state in enumerate(states)]
+    return save_parts(parts, tmp_path / "step")
+
+
+def test_inspect_lists_a_tensor_in_pieces_once(several_files: Path) -> None:
+    found = inspect(several_files)
+    names = [one["name"] for one in found["tensors"]]
+    assert sorted(names) == ["model/b", "model/tied", "model/w", "optimizer/groups/1/steps"]
+    assert next(one for one in found["tensors"] if one["name"] == "model/w")["pieces"] > 1
+    assert [one["value"] for one in found["objects"] if one["name"] == "rank/seed"] == [0, 1, 2]
+
+
+def test_every_file_opens_with_safetensors(several_files: Path) -> None:
+    found = [load_file(several_files / f"rank-0000{rank}.safetensors") for rank in range(3)]
+    parts = {
+        int(name.split("#")[1]): tensor
+        for file in found
+        for name, tensor in file.items()
+        if name.startswith("model/w#")
+    }
+    assert torch.equal(torch.cat([parts[start] for start in sorted(parts)]), torch.arange(6000.0))
+
+
+def test_damage_in_any_file_is_found(several_files: Path) -> None:
+    path = several_files / "rank-00001.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[8 + int.from_bytes(raw[:8], "little") + 100] ^= 1
+    path.write_bytes(raw)
+    (damage,) = verify(several_files)
+    assert damage.where == "rank-00001.safetensors"
+
+
+def test_conversion_writes_whole_tensors(several_files: Path, tmp_path: Path) -> None:
+    convert(several_files, tmp_path / "out", "safetensors", part="model")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == {"w", "tied", "b"}
+    assert torch.equal(found["tied"], torch.arange(6000.0))
+    convert(several_files, tmp_path / "again", "dos")
+    assert len(inspect(tmp_path / "again")["files"]) == 1
+    assert torch.equal(load(tmp_path / "again")["model"]["w"], torch.arange(6000.0))
