@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint wheel gpu-wheels gpu-check clean
+.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint docs wheel gpu-wheels gpu-check clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -46,6 +46,11 @@ lint: ## style, types, the direction of the imports, tidiness
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q tests/null/test_layers.py tests/null/test_tidy.py
 
+docs: ## the documentation as a site in site/; a broken link fails
+	@$(SETUP) test
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@echo site/index.html
+
 wheel: ## a wheel for other machines, tried without a compiler; the last line is its path
 	@$(SETUP) test
 	@$(RUN) -m scripts.wheel
@@ -57,6 +62,6 @@ gpu-check: ## tests/gpu and the GPU benchmark by $(PYTHON) as it is; prints one 
 	@$(PYTHON) -m scripts.gpu_check check
 
 clean: ## remove .venv and everything that was built
-	@rm -rf .venv .deepspeed .gpu-check wheels build dist *.egg-info kernels/*.so
+	@rm -rf .venv .deepspeed .gpu-check wheels build dist site *.egg-info kernels/*.so
 	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
