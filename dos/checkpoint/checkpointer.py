@@ -19,11 +19,13 @@ from dos.checkpoint.directory import CheckpointDirectory, Saved
 from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
+from dos.checkpoint.restoring import Restoration
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.stopping import Stopping
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.training import Models, Optimizers, Training, n_bytes_of
 from dos.errors import CheckpointError, ConfigError
+from dos.memory import HeldState
 
 
 class Restored(NamedTuple):
@@ -189,12 +191,13 @@ class Checkpointer:
         """
         self._check_open()
         self._background.wait()
-        training = Training.of(model, optimizer, extra)
+        training, allowed = Training.of(model, optimizer, extra), tuple(allow)
 
         def read(saved: Saved) -> Restored:
-            how: dict[str, Any] = {"strict": strict, "allow": allow, "trusted": trusted}
-            kept = training.restore(saved.path, storage=self._storage, **how)
-            return Restored(saved.step, kept, saved.path)
+            how: dict[str, Any] = {"strict": strict, "allow": allowed, "trusted": trusted}
+            restoration = Restoration(training, saved.path, storage=self._storage, **how)
+            restoration.run()
+            return Restored(saved.step, restoration.extra, saved.path)
 
         return newest_whole(self._directory, self._ranks, read, step)
 
@@ -221,8 +224,9 @@ class Checkpointer:
     def metrics(self) -> dict[str, float]:
         """Figures of the last durable save, and how many have failed so far, for a logger.
 
-        "bytes" on this rank, "seconds" until they were durable, "gib_per_s", and "frozen_s", for
-        which `save` held up the training; "failures".
+        "bytes" on this rank, "seconds" until they were durable, "gib_per_s"; "frozen_s", for which
+        `save` held up the training, and "waited_s", for which steps did, until what they change
+        was captured; "failures".
         """
         return {**self._metrics, "failures": self._background.failures}
 
@@ -252,20 +256,26 @@ class Checkpointer:
     def _start(self, step: int, training: Training) -> Handle:
         began_s = time.monotonic()
         path = self._directory.path_of(step)
-        tree = training.tree(step)
-        if not self._room_seen:
-            self._directory.check_room(n_bytes_of(tree))
-            self._room_seen = True
-        handle = begin_save(
-            tree,
-            path,
-            held=(),
-            ring=self._ring,
-            latest=True,
-            checkpoint_id=f"{self._number}-{self._ranks.nonce}",
-            storage=self._storage,
-            ranks=self._ranks,
-        )
+        tree, held = training.hold(step, f"the save of step {step}")
+        waited_s = _waited_s(held)
+        try:
+            if not self._room_seen:
+                self._directory.check_room(n_bytes_of(tree))
+                self._room_seen = True
+            handle = begin_save(
+                tree,
+                path,
+                held=held,
+                ring=self._ring,
+                latest=True,
+                checkpoint_id=f"{self._number}-{self._ranks.nonce}",
+                storage=self._storage,
+                ranks=self._ranks,
+            )
+        except BaseException:
+            for one in held:
+                one.abandon()
+            raise
         self._number += 1
         frozen_s = time.monotonic() - began_s
 
@@ -276,6 +286,7 @@ class Checkpointer:
                 "seconds": took_s,
                 "gib_per_s": n_bytes / took_s / 2**30,
                 "frozen_s": frozen_s,
+                "waited_s": _waited_s(held) - waited_s,
             }
             if self._ranks.rank == 0:
                 self._directory.retain()
@@ -316,6 +327,10 @@ class Checkpointer:
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("it was closed", where="Checkpointer", fix="make a new one")
+
+
+def _waited_s(held: Iterable[HeldState]) -> float:
+    return sum(one.gates.waited_s for one in held)
 
 
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:

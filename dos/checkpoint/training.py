@@ -1,27 +1,23 @@
-"""What a training consists of: taken as a tree to be saved, and read back into what is alive.
+"""What a training consists of, taken as a tree to be saved.
 
-    model       a module's state dict
-    optimizer   of one that holds its state: what `hold_state` gives; of any other its state dict
-    rank        what each rank has of its own: rng, extra
     step        how often it was stepped
+    model       a module's state dict
+    optimizer   of one that holds its state what `hold_state` gives; of any other its state dict
+    rank        what each rank has of its own: rng, extra
 
 Of several models or optimizers, given by name, each stands under its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from dos.checkpoint.inspecting import inspect
 from dos.checkpoint.names import ModelNames
-from dos.checkpoint.paths import component, join
-from dos.checkpoint.reader import load
-from dos.checkpoint.rng import rng_states, set_rng_states
-from dos.checkpoint.storage import Storage
-from dos.errors import ConfigError
+from dos.checkpoint.rng import rng_states
+from dos.memory import HeldState
 from dos.memory.pieces import Pieces
 
 T = TypeVar("T")
@@ -40,148 +36,86 @@ class Stateful(Protocol):
         """Go on from there."""
 
 
+@runtime_checkable
+class Holding(Protocol):
+    """An optimizer that leaves its state as it is until it is captured: `DOSOptimizer`."""
+
+    def hold_state(self, names: Mapping[torch.Tensor, str] | None, what: str) -> HeldState:
+        """Its state, live, under the names of its parameters."""
+
+    def restore_target(
+        self, saved: Mapping[str, Any], names: Mapping[torch.Tensor, str] | None
+    ) -> dict[str, Any]:
+        """Where to read saved state into; it refuses to step from here on."""
+
+    def restored(self) -> None:
+        """It was read."""
+
+    def restore_abandoned(self) -> None:
+        """Nothing was read."""
+
+
 class Training(NamedTuple):
-    """What is saved together.
+    """What is saved and restored together.
 
     Attributes:
-        models, optimizers: by name, "" where there is one only.
+        models, optimizers: by where they stand in the tree: ("model",), or ("model", its name).
         extra: by key, objects that give and take their state, and values.
     """
 
-    models: Mapping[str, torch.nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
+    models: Mapping[tuple[str, ...], torch.nn.Module]
+    optimizers: Mapping[tuple[str, ...], torch.optim.Optimizer]
     extra: Mapping[str, Any]
 
     @classmethod
     def of(cls, model: Models, optimizer: Optimizers, extra: Mapping[str, Any] | None) -> Training:
         """As a user gives them."""
-        return cls(_by_name(model), _by_name(optimizer), extra or {})
+        return cls(_placed("model", model), _placed("optimizer", optimizer), extra or {})
 
-    def tree(self, step: int) -> dict[str, Any]:
-        """All of it, live: the generators first, since what follows may draw from them."""
+    def names(self) -> dict[torch.Tensor, str] | None:
+        """Of all parameters, where there is a model to name them; of several, with its name."""
+        if not self.models:
+            return None
+        return {
+            tensor: ".".join((*where[1:], name))
+            for where, model in self.models.items()
+            for tensor, name in ModelNames(model).parameters().items()
+        }
+
+    def hold(self, step: int, what: str) -> tuple[dict[str, Any], list[HeldState]]:
+        """The tree, live, and what of it is held until it is captured or abandoned.
+
+        The generators come first, since what follows may draw from them.
+        """
         rank: dict[str, Any] = {"rng": rng_states()}
         tree: dict[str, Any] = {"step": step, "rank": rank}
-        if self.models:
-            models = {name: ModelNames(one).state_dict() for name, one in self.models.items()}
-            tree["model"] = models.get("", models)
-        if self.optimizers:
-            states = {name: one.state_dict() for name, one in self.optimizers.items()}
-            tree["optimizer"] = states.get("", states)
+        for where, model in self.models.items():
+            put(tree, where, ModelNames(model).state_dict())
         rank["extra"] = {
             key: value.state_dict() if isinstance(value, Stateful) else value
             for key, value in self.extra.items()
         }
-        return tree
-
-    def restore(
-        self,
-        path: str,
-        *,
-        strict: bool,
-        allow: Iterable[type],
-        trusted: bool,
-        storage: Storage,
-    ) -> Mapping[str, Any]:
-        """Read a checkpoint into all of it; what was saved as `extra`, with values only.
-
-        Whether it fits is checked before anything is changed.
-
-        Raises:
-            ConfigError: it does not fit.
-            FormatError, IntegrityError: as `dos.checkpoint.load`.
-        """
-        held = _Contents(path, storage)
-        how: dict[str, Any] = {"storage": storage, "allow": tuple(allow), "trusted": trusted}
-        own = load(path, only="rank", **how)["rank"]
-        held.check_extra(self.extra, own["extra"], strict=strict)
-        wanted = [part for part, given in self._parts() if given]
-        into: dict[str, Any] = {}
-        for name, model in self.models.items():
-            state = ModelNames(model).state_dict()
-            into[name] = held.check_model(_at("model", name), state, strict=strict)
-        for name in self.optimizers:
-            held.check_optimizer(_at("optimizer", name))
-        read: Any = {}
-        if wanted:
-            targets = {"model": into.get("", into)} if into else None
-            read = load(path, into=targets, only=wanted, **how)
-        for name, model in self.models.items():
-            state = read["model"][name] if name else read["model"]
-            ModelNames(model).load_state_dict(state, strict=strict)
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(read["optimizer"][name] if name else read["optimizer"])
-        for key, value in self.extra.items():
-            if isinstance(value, Stateful) and key in own["extra"]:
-                value.load_state_dict(own["extra"][key])
-        set_rng_states(own["rng"])
-        saved: Mapping[str, Any] = own["extra"]
-        return saved
-
-    def _parts(self) -> list[tuple[str, bool]]:
-        return [("model", bool(self.models)), ("optimizer", bool(self.optimizers))]
+        held: list[HeldState] = []
+        names = self.names()
+        try:
+            for where, optimizer in self.optimizers.items():
+                if isinstance(optimizer, Holding):
+                    held.append(optimizer.hold_state(names, what))
+                    put(tree, where, held[-1].tree)
+                else:
+                    put(tree, where, optimizer.state_dict())
+        except BaseException:
+            for one in held:
+                one.abandon()
+            raise
+        return tree, held
 
 
-class _Contents:
-    """What a checkpoint has, to be compared with what is to be read into."""
-
-    def __init__(self, path: str, storage: Storage) -> None:
-        told = inspect(path, storage=storage)
-        self._path = path
-        self._tensors = {one["name"]: one for one in told["tensors"]}
-        self._names = self._tensors.keys() | {one["name"] for one in told["objects"]}
-
-    def check_extra(
-        self, given: Mapping[str, Any], saved: Mapping[str, Any], *, strict: bool
-    ) -> None:
-        """ConfigError where an object would get no state."""
-        missing = [k for k, v in given.items() if isinstance(v, Stateful) and k not in saved]
-        if missing and strict:
-            raise self._misfit(
-                f"no state of {missing[0]!r} was saved", "rank/extra", "leave it out of `extra`"
-            )
-
-    def check_optimizer(self, at: str) -> None:
-        """ConfigError where no state of an optimizer was saved."""
-        if not any(name == at or name.startswith(f"{at}/") for name in self._names):
-            raise self._misfit("no state of an optimizer was saved", at, "restore without it")
-
-    def check_model(self, at: str, state: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-        """Which tensors of a model's state dict are to be read; ConfigError where they differ."""
-        names = {join(at, component(name)): name for name in state}
-        begin = len(at) + 1
-        saved = {
-            join(at, name[begin:].partition("/")[0])
-            for name in self._names
-            if name.startswith(f"{at}/")
-        }
-        for what, lacking in (
-            ("checkpoint", names.keys() - saved),
-            ("model", saved - names.keys()),
-        ):
-            if lacking and strict:
-                raise self._misfit(
-                    f"the {what} lacks {min(lacking)!r} and {len(lacking) - 1} others",
-                    at,
-                    "restore into the model that was saved, or with strict=False",
-                )
-        into = {}
-        for path in names.keys() & self._tensors.keys():
-            tensor, told = state[names[path]], self._tensors[path]
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            has = str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
-            if has != (told["type"], told["shape"]):
-                raise self._misfit(
-                    f"{told['type']} of shape {told['shape']} was saved, the model has "
-                    f"{has[0]} of shape {has[1]}",
-                    path,
-                    "restore into the model that was saved",
-                )
-            into[names[path]] = tensor
-        return into
-
-    def _misfit(self, what: str, where: str, fix: str) -> ConfigError:
-        return ConfigError(what, where=f"{self._path}: {where}", fix=fix)
+def put(tree: dict[str, Any], where: tuple[str, ...], value: Any) -> None:
+    """Give a tree of dicts a value at a place."""
+    for key in where[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[where[-1]] = value
 
 
 def n_bytes_of(tree: Any) -> int:
@@ -195,11 +129,9 @@ def n_bytes_of(tree: Any) -> int:
     return sum(map(n_bytes_of, tree)) if isinstance(tree, list | tuple) else 0
 
 
-def _at(part: str, name: str) -> str:
-    return join(part, component(name)) if name else part
-
-
-def _by_name(given: T | Mapping[str, T] | None) -> Mapping[str, T]:
+def _placed(part: str, given: T | Mapping[str, T] | None) -> dict[tuple[str, ...], T]:
     if given is None:
         return {}
-    return given if isinstance(given, Mapping) else {"": given}
+    if isinstance(given, Mapping):
+        return {(part, name): one for name, one in given.items()}
+    return {(part,): given}

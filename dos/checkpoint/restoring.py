@@ -1,0 +1,138 @@
+"""A checkpoint read into a training, in place."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from functools import reduce
+from operator import getitem
+from typing import Any
+
+from dos.checkpoint.contents import Contents
+from dos.checkpoint.names import ModelNames
+from dos.checkpoint.paths import component, join
+from dos.checkpoint.reader import load
+from dos.checkpoint.rng import set_rng_states
+from dos.checkpoint.storage import Storage
+from dos.checkpoint.training import Holding, Stateful, Training, put
+from dos.errors import ConfigError, FormatError
+from dos.memory.pieces import Pieces
+
+_Place = tuple[str, ...]
+
+
+class Restoration:
+    """Reads a checkpoint into all of a training, having checked that it fits.
+
+    Tensors of models, and the state of optimizers that hold theirs, are read where they are.
+
+    Args:
+        training: what is overwritten.
+        path: of the checkpoint.
+        strict: models must have the tensors that were saved, and no other; of every object in
+            `extra` the state must have been saved.
+        storage: the file system.
+        **how: `allow` and `trusted` of `dos.checkpoint.load`.
+
+    Raises:
+        ConfigError: it does not fit; nothing was changed.
+        FormatError, IntegrityError: as `dos.checkpoint.load`.
+    """
+
+    def __init__(
+        self, training: Training, path: str, *, strict: bool, storage: Storage, **how: Any
+    ) -> None:
+        self._training, self._path, self._strict = training, path, strict
+        self._how = {**how, "storage": storage}
+        optimizers = training.optimizers.items()
+        self._holding = {where: one for where, one in optimizers if isinstance(one, Holding)}
+        self._contents = Contents(path, storage)
+        for where, _ in optimizers:
+            self._contents.check_optimizer(_text(where), holds=where in self._holding)
+        self._into: dict[str, Any] = {}
+        for where, model in training.models.items():
+            state = ModelNames(model).state_dict()
+            put(self._into, where, self._contents.check_model(_text(where), state, strict=strict))
+        told = (f"{_glob(where)}/{part}" for where in self._holding for part in _TOLD)
+        self._objects = load(path, only=["rank", *told], **self._how)
+        self.extra: Mapping[str, Any] = self._objects["rank"]["extra"]
+        extra = training.extra.items()
+        self._taking = {key: value for key, value in extra if isinstance(value, Stateful)}
+        if strict:
+            self._contents.check_extra([key for key in self._taking if key not in self.extra])
+
+    def run(self) -> None:
+        """Overwrite it; the generators last.
+
+        Raises:
+            ConfigError, FormatError: it does not fit; nothing was changed.
+            IntegrityError: damaged bytes, found after some were overwritten: optimizers that hold
+                their state refuse to step until they are restored.
+        """
+        read = self._read()
+        for where, model in self._training.models.items():
+            ModelNames(model).load_state_dict(_get(read, where), strict=self._strict)
+        for where, optimizer in self._training.optimizers.items():
+            if where in self._holding:
+                self._holding[where].restored()
+            else:
+                optimizer.load_state_dict(_get(read, where))
+        for key, value in self._taking.items():
+            if key in self.extra:
+                value.load_state_dict(self.extra[key])
+        set_rng_states(self._objects["rank"]["rng"])
+
+    def _read(self) -> Any:
+        """All tensors, into their places; what has none is made anew."""
+        training, begun = self._training, list[Holding]()
+        only = [_glob(where) for where in training.models]
+        pieces: dict[_Place, Pieces] = {}
+        try:
+            for where in training.optimizers:
+                if where not in self._holding:
+                    only.append(_glob(where))
+                    continue
+                saved = self._saved(where)
+                optimizer = self._holding[where]
+                target = optimizer.restore_target(saved, training.names())
+                begun.append(optimizer)
+                for kind, leaves in target.items():
+                    if leaves:
+                        only.append(f"{_glob(where)}/{kind}")
+                    for name, leaf in leaves.items():
+                        if isinstance(leaf, Pieces):
+                            pieces[(*where, kind, name)] = leaf
+                        else:
+                            put(self._into, (*where, kind, name), leaf)
+            read = load(self._path, into=self._into, only=only, **self._how) if only else {}
+            for place, its in pieces.items():
+                flat = _get(read, place).reshape(-1)
+                for start, part in its.parts.items():
+                    part.copy_(flat[start : start + part.numel()])
+            return read
+        except (ConfigError, FormatError):
+            for one in begun:
+                one.restore_abandoned()
+            raise
+
+    def _saved(self, where: _Place) -> dict[str, Any]:
+        """What `restore_target` has to know: counts, groups, and whose masters there are."""
+        told = _get(self._objects, where)
+        masters = f"{_text(where)}/master"
+        have = [n for n in told["steps"] if self._contents.has(join(masters, component(n)))]
+        return {**told, "master": have}
+
+
+_TOLD = ("steps", "param_groups")
+
+
+def _text(where: _Place) -> str:
+    return "/".join(map(component, where))
+
+
+def _glob(where: _Place) -> str:
+    return glob.escape(_text(where))
+
+
+def _get(tree: Any, where: _Place) -> Any:
+    return reduce(getitem, where, tree)
