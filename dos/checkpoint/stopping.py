@@ -144,11 +144,24 @@ class Stopping:
 _listening: weakref.WeakSet[Stopping] = weakref.WeakSet()
 
 
+_fork = threading.local()
+
+
+def _before_fork() -> None:
+    """A signal to the child waits until it is one of its own."""
+    _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if _listening else ())
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+
+
 def _mute_in_child() -> None:
     """A worker that is ended by SIGTERM does not end the training."""
     for stopping in list(_listening):
         stopping.mute()
         signal.set_wakeup_fd(-1)
+    _after_fork()
 
 
-os.register_at_fork(after_in_child=_mute_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_mute_in_child)
