@@ -20,9 +20,7 @@ else.
 from __future__ import annotations
 
 import gc
-import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -34,7 +32,7 @@ from dos.errors import ConfigError
 from dos.memory import available_host_bytes
 from dos.stdout import own_stdout
 from experiments import gpu_rivals as rivals
-from experiments.figures import environment, median_and_quartiles
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 from experiments.gpu_steps import STRIDES, measure_steps, params_that_fit
 from experiments.update_rivals import Update
 
@@ -138,8 +136,8 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="rounds that count")] = 20,
     step_rounds: Annotated[int, typer.Option(min=1, help="of whole steps")] = 10,
     device: Annotated[str, typer.Option(help="a CUDA device, or cpu")] = "cuda",
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Time the GPU's update against its rivals and its bound, the link, and whole steps."""
     with own_stdout() as stdout:
@@ -149,10 +147,7 @@ def main(
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         Console(stderr=True).print(table_of(figures))
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=2) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ With `--json` standard output is one JSON object and nothing else; the table is 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import sys
@@ -35,7 +34,7 @@ from dos.bench.states import random_tensor
 from dos.checkpoint.native import refusal
 from dos.errors import ConfigError
 from dos.stdout import own_stdout
-from experiments.figures import environment, median_and_quartiles
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 from experiments.io_strategies import Strategy, Tensors, load, save
 
 GIB = 1 << 30
@@ -162,8 +161,8 @@ def main(
     directory: Annotated[Path, typer.Option("--dir", help="on the disk to measure")],
     gib: Annotated[float, typer.Option(min=0.001, help="size of the tensors")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="rounds that count")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Compare ways to write tensors into files."""
     with own_stdout() as stdout:
@@ -174,10 +173,7 @@ def main(
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         console.print(table_of(figures))
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=2) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ and small, and must give the same bits with the option and without.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from itertools import pairwise
@@ -21,7 +20,7 @@ from rich.table import Table
 
 import dos
 from dos.stdout import own_stdout
-from experiments.figures import environment, median_and_quartiles
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 from experiments.pacing import MeasuredSteps, time_scale_for
 from perfmodel.profile import H100_NODE
 
@@ -131,8 +130,8 @@ def main(
     stretch: Annotated[
         float, typer.Option(min=1.0, help="time scale over that of a quiet machine")
     ] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
     trace: Annotated[Path | None, typer.Option(help="file for the trace of two steps")] = None,
 ) -> None:
     """Compare steps that overlap the next forward with steps that do not."""
@@ -156,10 +155,7 @@ def main(
             "environment": environment(),
         }
         Console(stderr=True, width=100).print(table_of(figures))
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=2) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
     raise typer.Exit(0 if figures["same_bits"] else 1)
 
 

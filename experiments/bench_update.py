@@ -21,11 +21,9 @@ With `--json` standard output is one JSON object and nothing else; the table is 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -36,7 +34,14 @@ from rich.table import Table
 from dos.errors import ConfigError
 from dos.stdout import own_stdout
 from experiments import update_rivals as rivals
-from experiments.figures import environment, median_and_quartiles, native_isas
+from experiments.figures import (
+    AsJson,
+    Output,
+    environment,
+    hand_over,
+    median_and_quartiles,
+    native_isas,
+)
 from experiments.update_rivals import Update
 
 REST_S = 0.01
@@ -164,8 +169,8 @@ def main(
     isa: Annotated[str, typer.Option(help="instruction set, or the best one")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="0: all this process has")] = 0,
     deepspeed: Annotated[bool, typer.Option(help="compare with DeepSpeed")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Time the host update against its rivals and its bound."""
     with own_stdout() as stdout:
@@ -175,10 +180,7 @@ def main(
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         Console(stderr=True).print(table_of(figures))
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=2) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -30,7 +29,7 @@ import typer
 
 import dos
 from dos.stdout import own_stdout
-from experiments.figures import environment, median_and_quartiles
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 from experiments.pacing import MeasuredSteps, time_scale_for
 from perfmodel.profile import H100_NODE
 
@@ -216,18 +215,15 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="rounds that count")] = 12,
     virtual_params: Annotated[int, typer.Option(min=1, help="of the emulation")] = 16_000_000,
     cpu_adam: Annotated[bool, typer.Option(help="plain offload by DeepSpeedCPUAdam")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Time ZeRO-3 steps against upstream's."""
     with own_stdout() as stdout:
         figures = measure(params, width, rounds, virtual_params, cpu_adam)
         for name, its in figures["settings"].items():
             print(name, json.dumps(its, indent=2), file=sys.stderr)
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=2) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

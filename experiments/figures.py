@@ -1,18 +1,27 @@
-"""What every measurement does with its figures: quartiles, and the machine they are of."""
+"""What every measurement does with its figures: quartiles, their machine, the JSON object."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TextIO, TypeAlias
+
+import typer
 
 from dos.kernels import adam
 from perfmodel.machine import processor_name
 
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="one JSON object")]
+Output: TypeAlias = Annotated[
+    Path | None, typer.Option("--output", help="file for the JSON object, too")
+]
 VERSIONS_OF = ("torch", "triton", "deepspeed", "numpy")
 
 
@@ -42,3 +51,13 @@ def environment() -> dict[str, object]:
         "versions": versions,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
+
+
+def hand_over(
+    figures: Mapping[str, object], stdout: TextIO, *, as_json: bool, output: Path | None
+) -> None:
+    """The figures as one JSON object: to standard output if wanted, into a file if there is one."""
+    if as_json:
+        print(json.dumps(figures), file=stdout)
+    if output:
+        output.write_text(json.dumps(figures, indent=2) + "\n")

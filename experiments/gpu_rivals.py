@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from dos.kernels import torch_adam, torch_cast
-from dos.kernels.scalars import AdamScalars
-from experiments.update_rivals import BETAS, EPS, LEARNING_RATE, WEIGHT_DECAY, Update
+from experiments.update_rivals import BETAS, EPS, LEARNING_RATE, SCALARS, WEIGHT_DECAY, Update
 
 
 def seconds_of(run: Callable[[], None], device: torch.device, repeats: int) -> float:
@@ -67,18 +66,9 @@ def updates(numel: int, device: torch.device) -> dict[str, Update]:
     pass over 28 bytes, the second in many, whose bytes are not counted beyond those 28.
     """
     arrays = DeviceArrays(numel, device)
-    scalars = AdamScalars.at_step(
-        lr=LEARNING_RATE,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        eps=EPS,
-        weight_decay=WEIGHT_DECAY,
-        step=10,
-        decoupled=True,
-    )
 
     def by(update: Callable[..., None]) -> Update:
-        return Update(lambda: update(arrays.p, arrays.m, arrays.v, arrays.g, arrays.w, scalars), 28)
+        return Update(lambda: update(arrays.p, arrays.m, arrays.v, arrays.g, arrays.w, SCALARS), 28)
 
     found = {"torch_operations": by(torch_adam.update)}
     if kernels := triton_kernels(device):

@@ -20,6 +20,15 @@ if TYPE_CHECKING:
     from dos.kernels._native import ThreadPool
 
 LEARNING_RATE, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.999), 1e-8, 0.01
+SCALARS = AdamScalars.at_step(
+    lr=LEARNING_RATE,
+    beta1=BETAS[0],
+    beta2=BETAS[1],
+    eps=EPS,
+    weight_decay=WEIGHT_DECAY,
+    step=10,
+    decoupled=True,
+)
 LINE_BYTES = 64
 
 
@@ -63,17 +72,8 @@ class SlabArrays:
 def ours(numel: int, isa: str, pool: ThreadPool) -> Update:
     """This project: one pass that reads bf16 gradients and writes bf16 weights (28 bytes)."""
     arrays = SlabArrays(numel)
-    scalars = AdamScalars.at_step(
-        lr=LEARNING_RATE,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        eps=EPS,
-        weight_decay=WEIGHT_DECAY,
-        step=10,
-        decoupled=True,
-    )
     segment = Segment(
-        **arrays.address, numel=numel, g_dtype=DType.BF16, w_dtype=DType.BF16, scalars=scalars
+        **arrays.address, numel=numel, g_dtype=DType.BF16, w_dtype=DType.BF16, scalars=SCALARS
     )
 
     return Update(lambda: adam.update([segment], impl=isa, pool=pool), 28, arrays)

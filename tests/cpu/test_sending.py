@@ -167,14 +167,20 @@ def test_transfers_run_while_backward_goes_on() -> None:
     assert len(in_backward) >= 4  # both parameters of two layers at least
 
 
-def test_backward_does_not_wait_for_a_slow_link() -> None:
+def gradients_under_way(link: SlowLink) -> tuple[torch.nn.Sequential, dos.DOSOptimizer]:
+    """After a backward that has given all its gradients to a slow link."""
     model = make_model()
-    device = dos.VirtualDevice(pace=SlowLink(0.2), time_scale=1.0)
+    device = dos.VirtualDevice(pace=link, time_scale=1.0)
     optimizer = make_optimizer(model, device=device, stride="host")
     backward(model, 0)
     optimizer.step()
     optimizer.zero_grad()
     backward(model, 1)
+    return model, optimizer
+
+
+def test_backward_does_not_wait_for_a_slow_link() -> None:
+    _, optimizer = gradients_under_way(SlowLink(0.2))
     sender = optimizer._engine.sender
     assert sender is not None
     under_way = [t for sent in sender._sent.values() for t in sent.transfers if not t.event.done()]
@@ -183,13 +189,7 @@ def test_backward_does_not_wait_for_a_slow_link() -> None:
 
 
 def test_a_step_lets_go_of_gradients_that_were_still_under_way() -> None:
-    model = make_model()
-    device = dos.VirtualDevice(pace=SlowLink(0.05), time_scale=1.0)
-    optimizer = make_optimizer(model, device=device, stride="host")
-    backward(model, 0)
-    optimizer.step()
-    optimizer.zero_grad()
-    backward(model, 1)
+    model, optimizer = gradients_under_way(SlowLink(0.05))
     memories = [
         StorageWeakRef(p.grad.untyped_storage()) for p in model.parameters() if p.grad is not None
     ]
@@ -201,13 +201,7 @@ def test_a_step_lets_go_of_gradients_that_were_still_under_way() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_copies_to_zero_its_gradients() -> None:
-    model = make_model()
-    device = dos.VirtualDevice(pace=SlowLink(0.2), time_scale=1.0)
-    optimizer = make_optimizer(model, device=device, stride="host")
-    backward(model, 0)
-    optimizer.step()
-    optimizer.zero_grad()
-    backward(model, 1)
+    _, optimizer = gradients_under_way(SlowLink(0.2))
     text = in_child(lambda: (optimizer.zero_grad(), "zeroed")[1])
     optimizer.close()
     assert text == "zeroed"
