@@ -48,7 +48,7 @@ lint: ## style, types, the direction of the imports, tidiness
 
 docs: ## the documentation as a site in site/; a broken link fails
 	@$(SETUP) test
-	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build
 	@echo site/index.html
 
 wheel: ## a wheel for other machines, tried without a compiler; the last line is its path

@@ -176,10 +176,13 @@ class Checkpointer:
 
         Args:
             step: take the checkpoint of this step, and no other.
-            model, optimizer, extra: as for `save`.
+            model: as for `save`.
+            optimizer: as for `save`.
+            extra: as for `save`.
             strict: the model must have the tensors that were saved, and no other; every object
                 in `extra` must have been saved.
-            allow, trusted: see `dos.checkpoint.load`.
+            allow: see `dos.checkpoint.load`.
+            trusted: see `dos.checkpoint.load`.
 
         Returns:
             None: the directory has no checkpoint.
