@@ -244,9 +244,17 @@ class Ranks:
             )
 
     def close(self, timeout_s: float) -> None:
-        """Wait until all ranks close, so that a store that lives in this process outlives them."""
+        """This rank asks nothing more. Rank 0, with which the store may end, waits for the others.
+
+        Args:
+            timeout_s: for how long at most.
+        """
         with suppress(CheckpointError):
-            self.exchange("close", None, timeout_s)
+            self.tell("close", None)
+            if self.rank == 0:
+                keys = [self._key("topic/close", rank) for rank in range(self.world)]
+                poll(lambda: self._line.has(*keys), timeout_s)
+                self._line.delete(*keys)
 
     def _write_proof(self, storage: Storage, path: str) -> str:
         """Why it cannot be written; "" if it was."""

@@ -13,6 +13,9 @@ from torch import distributed
 
 from dos.checkpoint.ranks import Ranks
 
+_kept: list[Any] = []
+"""Stores of this process: the end of one that serves may wait for its thread for ever."""
+
 LIFE_S = 120
 """After which a rank that hangs is dead."""
 
@@ -46,6 +49,7 @@ def run_ranks(
                 made = distributed.TCPStore(
                     "127.0.0.1", port, world, rank == 0, master_listen_fd=fd
                 )
+            _kept.append(made)
             distributed.init_process_group("gloo", store=made, rank=rank, world_size=world)
             ranks = Ranks.of(commit_timeout_s=commit_timeout_s)
             try:
@@ -61,6 +65,7 @@ def fork(work: Callable[[], object]) -> tuple[int, int]:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest has a handler of its own
         signal.alarm(LIFE_S)
         try:
             os.close(reader)

@@ -16,10 +16,15 @@ from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.replicas import part_of
 from tests.cpu.rank_processes import run_ranks
 
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()),
-    reason="this torch has no gloo",
-)
+if not (distributed.is_available() and distributed.is_gloo_available()):
+    pytest.skip("this torch has no gloo", allow_module_level=True)
+
+# Here, so that the children have them; of what DTensor imports when it is first used, the most.
+import torch._dynamo
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 def whole_state() -> dict[str, torch.Tensor]:
@@ -35,9 +40,6 @@ def whole_state() -> dict[str, torch.Tensor]:
 
 def over(shape: tuple[int, ...], *placements: Any) -> dict[str, Any]:
     """The state as DTensors over a mesh of this shape; a dimension is cut where there is one."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
     mesh = init_device_mesh("cpu", shape)
 
     def place(tensor: torch.Tensor) -> Any:
@@ -132,8 +134,6 @@ def test_tied_dtensors_are_written_once_and_stay_tied(tmp_path: Path) -> None:
 
 def test_a_sharded_model_is_read_in_place(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> bool:
-        from torch.distributed.fsdp import fully_shard
-
         torch.manual_seed(ranks.rank)  # made alike by the load only
         model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7))
         fully_shard(model)
@@ -156,10 +156,6 @@ def test_a_sharded_model_is_read_in_place(tmp_path: Path) -> None:
 
 def test_what_is_not_in_chunks_is_refused_by_name(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> str:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor.placement_types import _StridedShard
-
         mesh = init_device_mesh("cpu", (2,))
         strided = DTensor.from_local(
             torch.ones(2, 3), mesh, [_StridedShard(0, split_factor=2)], run_check=False

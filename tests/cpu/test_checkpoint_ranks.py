@@ -207,6 +207,13 @@ def test_a_directory_that_cannot_be_made_is_refused_on_all_ranks(tmp_path: Path)
         assert "rank 0 cannot write there" in str(error)
 
 
+def test_a_closed_line_leaves_no_keys(tmp_path: Path) -> None:
+    store = make_store("tcp", tmp_path)
+    before = store.num_keys()
+    on_all(ranks_of(store, 3), lambda rank: rank.close(30.0))
+    assert store.num_keys() == before
+
+
 # --- processes ----------------------------------------------------------------------------------
 
 
