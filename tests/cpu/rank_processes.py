@@ -13,7 +13,7 @@ from torch import distributed
 
 from dos.checkpoint.ranks import Ranks
 
-_kept: list[Any] = []
+KEPT: list[Any] = []
 """Stores of this process: the end of one that serves may wait for its thread for ever."""
 
 LIFE_S = 120
@@ -49,7 +49,7 @@ def run_ranks(
                 made = distributed.TCPStore(
                     "127.0.0.1", port, world, rank == 0, master_listen_fd=fd
                 )
-            _kept.append(made)
+            KEPT.append(made)
             distributed.init_process_group("gloo", store=made, rank=rank, world_size=world)
             ranks = Ranks.of(commit_timeout_s=commit_timeout_s)
             try:

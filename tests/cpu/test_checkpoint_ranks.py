@@ -22,7 +22,7 @@ from dos.checkpoint.lines import StoreLine
 from dos.checkpoint.manifest import FileRecord
 from dos.checkpoint.posix import PosixStorage
 from dos.checkpoint.ranks import Ranks
-from tests.cpu.rank_processes import fork, join, run_ranks
+from tests.cpu.rank_processes import KEPT, fork, join, run_ranks
 from tests.cpu.test_checkpoint_save import Failing
 
 pytestmark = pytest.mark.skipif(
@@ -33,13 +33,12 @@ STORES = ["tcp", "file", "hash", "without clone"]
 
 
 def make_store(kind: str, folder: Path) -> Any:
-    if kind == "tcp":
-        return distributed.TCPStore("127.0.0.1", 0, 1, True)
     if kind == "file":
         return distributed.FileStore(str(folder / "store"), 1)
     if kind == "hash":
         return distributed.HashStore()
-    return WithoutClone(distributed.TCPStore("127.0.0.1", 0, 1, True))
+    KEPT.append(distributed.TCPStore("127.0.0.1", 0, 1, True))
+    return KEPT[-1] if kind == "tcp" else WithoutClone(KEPT[-1])
 
 
 class WithoutClone:
