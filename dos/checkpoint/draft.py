@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from dos.checkpoint.bulk import collector_paused
 from dos.checkpoint.capture import Capture, Held, leases_of
 from dos.checkpoint.capture_ring import CaptureRing
-from dos.checkpoint.collector import collector_paused
-from dos.checkpoint.encode import Leaf, encode_state
+from dos.checkpoint.encode import encode_state
 from dos.checkpoint.format import FileId, index_text
 from dos.checkpoint.layout import lay_out
 from dos.checkpoint.manifest import FileRecord
 from dos.checkpoint.providers import plan_extents
+from dos.checkpoint.sources import Elements, Source
 from dos.checkpoint.storage import Storage
 from dos.checkpoint.tuning import shape_for
 from dos.checkpoint.writer import FileWriter
@@ -52,7 +53,7 @@ class Draft:
             self._text = index_text({"tree": node, "pieces": encoder.pieces})
             leases = leases_of(held or ())
             self._layout = lay_out(file_id, extents, encoder.blobs, self._text, leases=leases)
-        self._produced = _events(encoder.leaves)
+        self._produced = _events(run.source for run in self._layout.runs)
         self._capture = Capture(self._layout, held, captured)
         self.file_bytes = self._layout.file_bytes
 
@@ -98,11 +99,11 @@ class Draft:
         self._capture.abandon()
 
 
-def _events(leaves: Sequence[Leaf]) -> list[torch.Event]:
+def _events(sources: Iterable[Source]) -> list[torch.Event]:
     """One event for each accelerator: after it, what the current streams had to do is done."""
-    tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor))
+    devices = {source.device for source in sources if isinstance(source, Elements)}
     events = []
-    for device in {tensor.device for tensor in tensors if not tensor.is_cpu}:
+    for device in devices - {torch.device("cpu")}:
         events.append(torch.Event(device))
         events[-1].record(torch.accelerator.current_stream(device))
     return events

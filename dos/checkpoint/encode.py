@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from dos.checkpoint.bulk import make_tuple
 from dos.checkpoint.dtypes import header_name
 from dos.checkpoint.objects import Node, describe_dtype, encode_value
-from dos.checkpoint.paths import ROOT_ENTRY, component, join, key_component, text_of
+from dos.checkpoint.paths import ROOT_ENTRY, component, components, join, key_component, text_of
 from dos.errors import FormatError
 from dos.memory.pieces import Pieces
 from dos.shards import is_sharded
@@ -124,7 +125,7 @@ class Encoder:
             again = Leaf(path, value, [])
             self.repeats.append((first, again))
             return again.node
-        leaf = Leaf(path, value, [])
+        leaf = make_tuple(Leaf, (path, value, []))
         self._seen[id(value)] = leaf
         self.leaves.append(leaf)
         return leaf.node
@@ -160,7 +161,9 @@ class Encoder:
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Node:
         """An object if all keys are strings, else an array of pairs."""
         if all(type(key) is str for key in value):
-            return {k: self.encode(v, join(path, component(k))) for k, v in value.items()}
+            start, names = join(path, ""), components(value.keys())
+            named = zip(value.items(), names, strict=True)
+            return {key: self.encode(child, start + name) for (key, child), name in named}
         pairs = []
         for key, child in value.items():
             encoded = self._hashable(key, path)

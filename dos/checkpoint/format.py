@@ -5,6 +5,7 @@ docs/checkpoint-format.md is the specification.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -137,9 +138,8 @@ def header_draft(file_id: FileId, entries: Mapping[str, Entry], chunk_bytes: int
     parts = [f'{{"__metadata__":{json.dumps(metadata, separators=(",", ":"))}']
     # Put together here, because a state may have tens of thousands, each of a few known parts.
     for name, (dtype, shape, begin, end) in entries.items():
-        lengths = ",".join(map(str, shape))
         parts.append(
-            f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":[{lengths}],'
+            f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":{_lengths(shape)},'
             f'"data_offsets":[{begin},{end}]}}'
         )
     text = (",".join(parts) + "}").encode()
@@ -151,6 +151,11 @@ def header_draft(file_id: FileId, entries: Mapping[str, Entry], chunk_bytes: int
             fix="stack small tensors into larger ones, or save the state in parts",
         )
     return struct.pack("<Q", n_bytes) + text.ljust(n_bytes)
+
+
+@functools.lru_cache(1024)  # most shapes of a model are there many times
+def _lengths(shape: tuple[int, ...]) -> str:
+    return f"[{','.join(map(str, shape))}]"
 
 
 def sealed_header(draft: bytes, index_digest: str, file_id: FileId) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeAlias
 
+from dos.checkpoint.bulk import make_tuple
 from dos.checkpoint.format import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -28,6 +30,8 @@ LARGE_BYTES = 1 << 20
 _PACK_BYTES = 4 << 20
 """Small ones are packed without gaps up to about this size: what is loaded as one piece."""
 
+
+_n_bytes = attrgetter("n_bytes")
 
 Flat: TypeAlias = list[Extent]
 """Extents that adjoin in host memory, in this order."""
@@ -91,9 +95,8 @@ class Layout:
         """Place an entry behind the last one."""
         if name in self.entries:
             raise FormatError(f"two tensors would be called {name!r}", where="state")
-        entry = Entry(dtype, shape, self._end, self._end + n_bytes)
-        self.entries[name] = entry
-        self._end = entry.end
+        begin, self._end = self._end, self._end + n_bytes
+        entry = self.entries[name] = make_tuple(Entry, (dtype, shape, begin, self._end))
         return entry
 
     def add_run(self, extent: Extent) -> None:
@@ -101,7 +104,7 @@ class Layout:
         name, dtype, shape, n_bytes, _, source, span = extent
         _, _, begin, end = self.add(name, dtype, shape, n_bytes)
         if n_bytes:
-            self.runs.append(Run(begin, end, source, span))
+            self.runs.append(make_tuple(Run, (begin, end, source, span)))
 
     def add_flat(self, flat: Flat) -> None:
         """Place extents that adjoin in memory as one run, which may be written where it lies."""
@@ -145,10 +148,11 @@ def lay_out(
         FormatError: the header would be too long.
     """
     layout = Layout(file_id, chunk_bytes)
-    small = []
+    small: dict[int, list[Extent]] = defaultdict(list)
     for flat in _flats(extents, leases):
-        if sum(extent.n_bytes for extent in flat) < LARGE_BYTES:
-            small += flat
+        if sum(map(_n_bytes, flat)) < LARGE_BYTES:
+            for extent in flat:
+                small[_alignment(extent.item_bytes)].append(extent)
             continue
         layout.align(BLOCK_BYTES)
         if len(flat) > 1:
@@ -156,14 +160,14 @@ def lay_out(
         else:
             layout.add_run(flat[0])
     packed = _PACK_BYTES
-    small.sort(key=_alignment, reverse=True)
-    for extent in small:
-        if packed >= _PACK_BYTES:
-            layout.align(BLOCK_BYTES)
-            packed = 0
-        layout.align(_alignment(extent))  # only the union of views may be of an odd size
-        layout.add_run(extent)
-        packed += extent.n_bytes
+    for alignment in sorted(small, reverse=True):
+        for extent in small[alignment]:
+            if packed >= _PACK_BYTES:
+                layout.align(BLOCK_BYTES)
+                packed = 0
+            layout.align(alignment)  # only the union of views may be of an odd size
+            layout.add_run(extent)
+            packed += extent.n_bytes
     if objects:
         layout.add_run(
             Extent(OBJECTS, "U8", (len(objects),), len(objects), 1, memory_of_bytes(objects))
@@ -176,9 +180,9 @@ def lay_out(
     return layout
 
 
-def _alignment(extent: Extent) -> int:
+def _alignment(item_bytes: int) -> int:
     """The largest power of two that divides the size of an element."""
-    return extent.item_bytes & -extent.item_bytes or 1  # numpy has elements of no size
+    return item_bytes & -item_bytes or 1  # numpy has elements of no size
 
 
 def _flats(extents: Sequence[Extent], leases: Sequence[tuple[int, int]]) -> list[Flat]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from dos.errors import ConfigError
 
 _SPECIAL = re.compile("[~/#\ud800-\udfff]")
 _ESCAPES = {"~": "~0", "/": "~1", "#": "~2"}
+_MARKS = (*_ESCAPES, "\n__", "\n\n")
 RESERVED = "__dos__/"
 """Begins the names of entries that are no tensor of the saved tree."""
 ROOT_ENTRY = "~r"
@@ -27,6 +28,15 @@ def component(text: str) -> str:
     if text.startswith("__"):  # `__metadata__` and `__dos__` have a meaning of their own
         return "~_" + text[1:]
     return text or "~e"
+
+
+def components(texts: Collection[str]) -> Collection[str]:
+    """The components of many keys."""
+    # Looked for in all at once: hardly a state has a key that is not its own component.
+    lines = "\n".join(("", *texts, ""))
+    if lines.isascii() and not any(mark in lines for mark in _MARKS):
+        return texts
+    return [component(text) for text in texts]
 
 
 def key_component(encoded: str) -> str:

@@ -6,12 +6,13 @@ in the file's header; the others are told of in the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from dos.checkpoint.bulk import make_tuple
 from dos.checkpoint.dtypes import header_name, header_name_of_numpy, torch_name
 from dos.checkpoint.encode import Leaf
 from dos.checkpoint.objects import describe_dtype
@@ -19,6 +20,8 @@ from dos.checkpoint.paths import RESERVED, ROOT_ENTRY, text_of
 from dos.checkpoint.sources import ArrayElements, Elements, Memory, Source, Span
 from dos.checkpoint.strides import DIMENSIONS, is_dense, reach
 from dos.errors import FormatError
+
+_STRIDED, _PARAMETER = torch.strided, torch.nn.Parameter
 
 
 class Extent(NamedTuple):
@@ -47,7 +50,7 @@ class _Look(NamedTuple):
     """What is known of a leaf: where its live bytes lie, and how."""
 
     leaf: Leaf
-    place: str  # of the memory
+    place: str  # of the memory: a device, and after a space whose alone it is
     begin: int  # address of the first live byte
     end: int
     first: int  # address of the element with index 0
@@ -105,61 +108,55 @@ def _look(leaf: Leaf) -> _Look:
     if isinstance(leaf.value, np.ndarray):
         return _look_at_array(leaf, leaf.value)
     tensor: torch.Tensor = leaf.value
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+    # As few calls as will do, because there may be tens of thousands of tensors.
+    dtype, on_host = header_name(tensor.dtype), tensor.is_cpu
+    if dtype is None or not on_host or tensor.layout is not _STRIDED or tensor.is_nested:
+        _check_kind(leaf.path, tensor)
+    shape = tensor.shape
+    if len(shape) > DIMENSIONS:
         raise FormatError(
-            "sparse, quantized and nested tensors cannot be saved",
-            where=text_of(leaf.path),
-            fix="save it dense and dequantized, or its parts",
-        )
-    if tensor.is_meta:
-        raise FormatError(
-            "a tensor on the device `meta` has no elements",
-            where=text_of(leaf.path),
-            fix="materialize the module before saving it, or leave the tensor out",
-        )
-    if tensor.dim() > DIMENSIONS:
-        raise FormatError(
-            f"a tensor of {tensor.dim()} dimensions; at most {DIMENSIONS} can be saved",
+            f"a tensor of {len(shape)} dimensions; at most {DIMENSIONS} can be saved",
             where=text_of(leaf.path),
             fix="reshape it",
         )
-    shape, item_bytes = tuple(tensor.shape), tensor.element_size()
-    device = "cpu" if tensor.is_cpu else str(tensor.device)
-    n_bytes = tensor.nbytes
+    item_bytes, n_bytes = tensor.itemsize, tensor.nbytes
     first = tensor.data_ptr() if n_bytes else 0
     plain = not (tensor.is_conj() or tensor.is_neg())
-    in_order = tensor.is_contiguous() and plain
+    in_order = plain and tensor.is_contiguous()
     strides: tuple[int, ...] = ()
     end = first + n_bytes
     if not in_order or 1 in shape or not n_bytes:
         strides = _unusual(shape, tuple(step * item_bytes for step in tensor.stride()), item_bytes)
         if strides and n_bytes:
             end = first + reach(shape, strides)[1] + item_bytes
-    dtype = header_name(tensor.dtype)
     told: dict[str, Any] = {}
     if dtype is None:
         told["dtype"], told["shape"] = torch_name(tensor.dtype), list(shape)
-    if type(tensor) is torch.nn.Parameter:
+    if type(tensor) is _PARAMETER:
         told["parameter"] = True
     if tensor.requires_grad:
         told["grad"] = True
-    # Bytes that are not the values are no part of another's extent.
-    place = device if plain else f"{device} {leaf.path}"
-    return _Look(
-        leaf,
-        place,
-        first,
-        end,
-        first,
-        shape,
-        strides,
-        item_bytes,
-        dtype,
-        n_bytes,
-        plain,
-        in_order,
-        told,
-    )
+    place = "cpu" if on_host else str(tensor.device)
+    if not plain:  # bytes that are not the values are no part of another's extent
+        place += f" {leaf.path}"
+    parts = (leaf, place, first, end, first, shape, strides, item_bytes)
+    return make_tuple(_Look, (*parts, dtype, n_bytes, plain, in_order, told))
+
+
+def _check_kind(path: str, tensor: torch.Tensor) -> None:
+    """Those that are not saved have no dtype of the header's, another layout, or no host memory."""
+    if tensor.layout is not _STRIDED or tensor.is_quantized or tensor.is_nested:
+        raise FormatError(
+            "sparse, quantized and nested tensors cannot be saved",
+            where=text_of(path),
+            fix="save it dense and dequantized, or its parts",
+        )
+    if tensor.is_meta:
+        raise FormatError(
+            "a tensor on the device `meta` has no elements",
+            where=text_of(path),
+            fix="materialize the module before saving it, or leave the tensor out",
+        )
 
 
 def _look_at_array(leaf: Leaf, array: np.ndarray[Any, Any]) -> _Look:
@@ -202,26 +199,29 @@ def _unusual(
     return ()
 
 
-def _overlapping(looks: Sequence[_Look]) -> list[list[_Look]]:
+def _overlapping(looks: Sequence[_Look]) -> Iterator[list[_Look]]:
     """Groups whose live bytes overlap, in the order of their first leaf."""
-    places = [(look.place, look.begin) for look in looks]
-    groups: list[list[int]] = []
-    last: list[int] = []  # the group that ends at `end`
-    place, end = "", 0
-    for number in sorted(range(len(looks)), key=places.__getitem__):
+    places, begins = [look.place for look in looks], [look.begin for look in looks]
+    order = sorted(range(len(looks)), key=begins.__getitem__)
+    order.sort(key=places.__getitem__)
+    groups: dict[int, list[int]] = {}  # of more than one
+    place, end, last = "", 0, -1
+    for number in order:
         look = looks[number]
         if not look.n_bytes:
-            groups.append([number])
-        elif look.begin < end and look.place == place:
-            last.append(number)
+            continue
+        if begins[number] < end and places[number] == place:
+            groups.setdefault(last, [last]).append(number)
             end = max(end, look.end)
         else:
-            last = [number]
-            groups.append(last)
-            place, end = look.place, look.end
-    for group in groups:
-        group.sort()
-    return [[looks[number] for number in group] for group in sorted(groups)]
+            place, end, last = places[number], look.end, number
+    heads = {min(group): group for group in groups.values()}
+    inside = {number for group in groups.values() for number in group}
+    for number, look in enumerate(looks):
+        if number in heads:
+            yield [looks[member] for member in sorted(heads[number])]
+        elif number not in inside:
+            yield [look]
 
 
 def _covers(look: _Look, group: Sequence[_Look]) -> bool:
@@ -242,28 +242,22 @@ def _is_dense(look: _Look) -> bool:
 
 def _own(look: _Look, item_bytes: int) -> Extent:
     """The extent of a leaf, aligned for the largest element that is seen in it."""
-    value = look.leaf.value
-    if look.strides_bytes and look.in_order:  # of lengths of one, or of nothing
-        look.told["offset"], look.told["stride"] = 0, list(look.strides_bytes)
-    elif look.strides_bytes and _is_dense(look):
-        look.told["order"] = list(look.strides_bytes)
+    leaf, place, begin, end, first, shape, strides, _, dtype, n_bytes, _, in_order, told = look
+    if strides and in_order:  # of lengths of one, or of nothing
+        told["offset"], told["stride"] = 0, list(strides)
+    elif strides and _is_dense(look):
+        told["order"] = list(strides)
     source: Source
-    if look.in_order and look.place == "cpu":
-        source = Memory(look.first, value)
-    elif isinstance(value, np.ndarray):
-        source = ArrayElements(value)
+    if in_order and place == "cpu":
+        source = Memory(first, leaf.value)
+    elif isinstance(leaf.value, np.ndarray):
+        source = ArrayElements(leaf.value)
     else:
-        source = Elements(value)
-    as_is = look.dtype is not None
-    return Extent(
-        look.name,
-        look.dtype or "U8",
-        look.shape if as_is else (look.n_bytes,),
-        look.n_bytes,
-        item_bytes,
-        source,
-        _span(look, look.begin, look.end),
-    )
+        source = Elements(leaf.value)
+    if dtype is None:
+        dtype, shape = "U8", (n_bytes,)
+    parts = (look.name, dtype, shape, n_bytes, item_bytes, source, _span(place, begin, end))
+    return make_tuple(Extent, parts)
 
 
 def _shared(group: Sequence[_Look], name: str) -> Extent:
@@ -279,14 +273,12 @@ def _shared(group: Sequence[_Look], name: str) -> Extent:
         source = Elements(_bytes_of_storage(group[0].leaf.value, low, high))
     for look in group:
         _tell_view(look, name, low)
-    span = _span(group[0], low, high)
+    span = _span(group[0].place, low, high)
     return Extent(name, "U8", (high - low,), high - low, item_bytes, source, span)
 
 
-def _span(look: _Look, begin: int, end: int) -> Span:
-    value = look.leaf.value
-    on_host = isinstance(value, np.ndarray) or value.is_cpu
-    return Span("cpu" if on_host else str(value.device), begin, end)
+def _span(place: str, begin: int, end: int) -> Span:
+    return make_tuple(Span, (place.partition(" ")[0], begin, end))
 
 
 def _bytes_of_storage(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:

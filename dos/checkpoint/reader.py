@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from dos.checkpoint.buffers import address_of, aligned_buffer
+from dos.checkpoint.bulk import collector_paused
 from dos.checkpoint.chunks import ChunkReader, Target, Wanted
-from dos.checkpoint.collector import collector_paused
 from dos.checkpoint.commit import read_latest
 from dos.checkpoint.decode import LEFT_OUT, Decoder, allowed_classes
 from dos.checkpoint.encode import encode_state

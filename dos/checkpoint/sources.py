@@ -59,6 +59,11 @@ class Elements:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = as_bits(tensor.detach().resolve_conj().resolve_neg())
 
+    @property
+    def device(self) -> torch.device:
+        """Where they are copied from."""
+        return self._tensor.device
+
     def fill(self, begin: int, end: int, address: int) -> None:
         """See `Source.fill`."""
         item_bytes = self._tensor.element_size()

@@ -1,10 +1,13 @@
-"""Python's search for cyclic garbage, kept from looking at what is being built."""
+"""What is done once for each of tens of thousands of tensors, where Python's own way is dear."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 from collections.abc import Iterator
+
+make_tuple = tuple.__new__
+"""A NamedTuple of its class and its fields, in a third of the time of the class's own call."""
 
 
 @contextlib.contextmanager
