@@ -178,5 +178,12 @@ def gather(target: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
     they ascend, do not overlap and lie in the buffer; nothing has been written then.
     """
 
+def fill(chunks: Sequence[tuple[memoryview, Sequence[tuple[int, int, int]], int]]) -> list[bytes]:
+    """The XXH3-128 of buffers, each with its seed, that are filled as by `gather` before.
+
+    A piece may be memory of the buffer's own, where it belongs. Raises ValueError, too, for a
+    buffer below 241 bytes; nothing has been written then.
+    """
+
 def scatter(source: memoryview, pieces: Sequence[tuple[int, int, int]]) -> None:
     """Copy pieces of a buffer to memory at addresses; otherwise as `gather`."""

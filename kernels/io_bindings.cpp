@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "gil.hpp"
+#include "io/chunk.hpp"
 #include "io/queue.hpp"
 
 namespace py = pybind11;
@@ -32,36 +33,50 @@ io::Memory read_buffer(const py::buffer& source, bool writable) {
 // Pieces of a buffer that lie elsewhere, too: offset in the buffer, address, size.
 using Pieces = std::vector<std::tuple<std::size_t, std::uintptr_t, std::size_t>>;
 
-void check_pieces(const Pieces& pieces, std::size_t n_bytes) {
-  std::size_t end = 0;
-  for (const auto& [offset, address, size] : pieces) {
-    if (offset < end || offset > n_bytes || size > n_bytes - offset) {
-      throw py::value_error("pieces overlap, are not in order, or exceed the buffer");
-    }
-    end = offset + size;
+std::vector<io::Piece> read_pieces(const Pieces& pieces) {
+  std::vector<io::Piece> read;
+  read.reserve(pieces.size());
+  for (const auto& [offset, address, n_bytes] : pieces) {
+    read.push_back({offset, reinterpret_cast<char*>(address), n_bytes});
   }
+  return read;
 }
 
 void gather(const py::buffer& target, const Pieces& pieces) {
-  const auto [to, n_bytes] = read_buffer(target, true);
-  check_pieces(pieces, n_bytes);
+  const io::Memory memory = read_buffer(target, true);
+  const std::vector<io::Piece> read = read_pieces(pieces);
+  io::check_pieces(read, memory.n_bytes);
   const GilReleased released;
-  std::size_t end = 0;
-  for (const auto& [offset, address, size] : pieces) {
-    std::memset(to + end, 0, offset - end);
-    std::memcpy(to + offset, reinterpret_cast<const void*>(address), size);
-    end = offset + size;
-  }
-  std::memset(to + end, 0, n_bytes - end);
+  io::gather(memory, read);
 }
 
 void scatter(const py::buffer& source, const Pieces& pieces) {
   const auto [from, n_bytes] = read_buffer(source, false);
-  check_pieces(pieces, n_bytes);
+  const std::vector<io::Piece> read = read_pieces(pieces);
+  io::check_pieces(read, n_bytes);
   const GilReleased released;
-  for (const auto& [offset, address, size] : pieces) {
-    std::memcpy(reinterpret_cast<void*>(address), from + offset, size);
+  for (const io::Piece& piece : read) {
+    std::memcpy(piece.address, from + piece.offset, piece.n_bytes);
   }
+}
+
+using Chunk = std::tuple<py::buffer, Pieces, std::uint64_t>;
+
+std::vector<py::bytes> fill(const std::vector<Chunk>& given) {
+  std::vector<io::Chunk> chunks;
+  for (const auto& [memory, pieces, seed] : given) {
+    chunks.push_back({read_buffer(memory, true), read_pieces(pieces), seed});
+  }
+  std::vector<io::Digest> digests;
+  {
+    const GilReleased released;
+    digests = io::fill(chunks);
+  }
+  std::vector<py::bytes> bytes;
+  for (const io::Digest& digest : digests) {
+    bytes.emplace_back(reinterpret_cast<const char*>(digest.data()), digest.size());
+  }
+  return bytes;
 }
 
 // Calls something whose std::system_error becomes an OSError.
@@ -153,6 +168,7 @@ void bind_io(py::module_& m) {
       .def("close", &IoQueue::close);
   m.def("io_uring_refusal", &io::uring_refusal);
   m.def("gather", &gather, py::arg("target"), py::arg("pieces"));
+  m.def("fill", &fill, py::arg("chunks"));
   m.def("scatter", &scatter, py::arg("source"), py::arg("pieces"));
 }
 

@@ -9,10 +9,18 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import xxhash
+
 from dos.checkpoint.posix import Completion, PosixFile, PosixFiles
 
 Piece = tuple[int, int, int]
 """An offset in a buffer, an address of host memory, and a size in bytes."""
+
+Chunk = tuple[memoryview, Sequence[Piece], int]
+"""A buffer, the pieces that it is filled from, and the seed of its checksum.
+
+A piece may be memory of the buffer's own, where it belongs.
+"""
 
 _warned: set[str] = set()
 _warn_lock = threading.Lock()
@@ -62,6 +70,19 @@ def gather(target: memoryview, pieces: Sequence[Piece]) -> None:
         target[end:offset] = bytes(offset - end)
         target[offset : offset + n_bytes] = _bytes_at(address, n_bytes)
         end = offset + n_bytes
+
+
+def fill(chunks: Sequence[Chunk]) -> list[bytes]:
+    """Fill buffers as `gather` does, and take their checksums; all of them by one call.
+
+    Raises:
+        ValueError: the pieces of one do not fit, or it has less than 241 bytes.
+    """
+    if _native is not None:
+        return _native.fill(chunks)
+    for target, pieces, _ in chunks:
+        gather(target, pieces)
+    return [xxhash.xxh3_128_digest(target, seed) for target, _, seed in chunks]
 
 
 def scatter(source: memoryview, pieces: Sequence[Piece]) -> None:

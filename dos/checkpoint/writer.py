@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import xxhash
@@ -15,13 +16,18 @@ from dos.checkpoint.buffers import Slots, aligned_buffer, view_of
 from dos.checkpoint.format import BLOCK_BYTES, header_digest, index_bytes, sealed_header
 from dos.checkpoint.layout import Layout
 from dos.checkpoint.manifest import FileRecord
-from dos.checkpoint.native import Piece, gather
+from dos.checkpoint.native import Piece, fill
 from dos.checkpoint.sharing import share_out, threads_and_depth
-from dos.checkpoint.sources import Source
 from dos.checkpoint.storage import Queue, Storage
 from dos.checkpoint.tuning import IoShape
 
 _PART_BYTES = 32 << 20
+_AT_ONCE = 4
+"""Chunks that a thread fills without the GIL at most.
+
+To get it back takes 5 ms and more wherever another thread computes in Python, and a fast disk
+writes more than one chunk meanwhile; with more at once, the disk waits for the first.
+"""
 
 
 class FileWriter:
@@ -135,26 +141,23 @@ class FileWriter:
                 queue.write(file, layout.header_bytes + layout.span(chunk)[0], view, chunk)
                 self._advance(len(view))
 
+        def room() -> int:
+            # What is filled runs ahead of the disk as far as the ring reaches.
+            return min(_AT_ONCE, len(slots.free), len(slots.views) - len(filled))
+
         try:
-            for chunk in chunks:
-                begin, end = layout.span(chunk)
-                run = bisect_right(self._ends, begin)
-                view = self._in_place(run, begin, end, file.memory_align_bytes)
-                # What is copied runs ahead of the disk as far as the ring reaches.
-                while filled if view is not None else not slots.free:
+            for first in chunks:
+                while not room():
                     land(wait=True)
-                slot = None
-                if view is None:
-                    slot = slots.free.pop()
-                    view = slots.view(slot, end - begin)
-                    self._bring(run, begin, view, slots.addresses[slot])
-                    self._captured(chunk)
-                offset = layout.header_bytes + begin
-                self._digests[chunk] = xxhash.xxh3_128_digest(
-                    view, seed=layout.file_id.seed(offset)
-                )
-                filled.append((chunk, slot, view))
-                land(wait=False)
+                batch = [first, *islice(chunks, room() - 1)]
+                ready = [self._prepare(chunk, slots, file.memory_align_bytes) for chunk in batch]
+                digests = fill([(view, pieces, seed) for _, view, pieces, seed in ready])
+                for chunk, (slot, view, _, _), digest in zip(batch, ready, digests, strict=True):
+                    self._digests[chunk] = digest
+                    filled.append((chunk, slot, view))
+                    land(wait=False)  # a failure ends it here, before all is captured
+                    if slot is not None:
+                        self._captured(chunk)
             while filled or flying:
                 land(wait=True)
         finally:
@@ -164,37 +167,40 @@ class FileWriter:
         with self._lock:
             self._progress(n_bytes)
 
-    def _in_place(
-        self, number: int, begin: int, end: int, memory_align_bytes: int
-    ) -> memoryview | None:
-        """The memory that a chunk lies in, if all of it does and the disk can take it so."""
-        runs = self._layout.runs
-        if number == len(runs):
-            return None
-        run = runs[number]
-        address = run.source.address + begin - run.begin
-        if not run.source.address or run.begin > begin or run.end < end:
-            return None
-        return view_of(address, end - begin) if address % memory_align_bytes == 0 else None
+    def _prepare(
+        self, chunk: int, slots: Slots, memory_align_bytes: int
+    ) -> tuple[int | None, memoryview, list[Piece], int]:
+        """Where a chunk is written from, the pieces to fill it with, and its checksum's seed.
 
-    def _bring(self, number: int, begin: int, view: memoryview, address: int) -> None:
-        """Bring a chunk's bytes together in a slot, zeros between the runs."""
-        end = begin + len(view)
-        in_memory: list[Piece] = []
-        elsewhere: list[tuple[Source, int, int, int]] = []
+        None for a slot: it is written from where it lies.
+        """
+        begin, end = self._layout.span(chunk)
+        seed = self._layout.file_id.seed(self._layout.header_bytes + begin)
+        runs, number = self._layout.runs, bisect_right(self._ends, begin)
+        if number < len(runs) and runs[number].begin <= begin and runs[number].end >= end:
+            run = runs[number]
+            address = run.source.address + begin - run.begin
+            if run.source.address and address % memory_align_bytes == 0:
+                return None, view_of(address, end - begin), [(0, address, end - begin)], seed
+        slot = slots.free.pop()
+        pieces = list(self._pieces(number, begin, end, slots.addresses[slot]))
+        return slot, slots.view(slot, end - begin), pieces, seed
+
+    def _pieces(self, number: int, begin: int, end: int, address: int) -> Iterator[Piece]:
+        """The runs of a chunk from the one with this number on; zeros belong between them.
+
+        What does not lie in memory as it is written is brought to the chunk's address now.
+        """
         runs = self._layout.runs
         while number < len(runs) and runs[number].begin < end:
             run = runs[number]
             number += 1
             low, high = max(run.begin, begin), min(run.end, end)
-            source = run.source
-            if source.address:
-                in_memory.append((low - begin, source.address + low - run.begin, high - low))
-            else:
-                elsewhere.append((source, low - run.begin, high - run.begin, low - begin))
-        gather(view, in_memory)
-        for source, low, high, offset in elsewhere:
-            source.fill(low, high, address + offset)
+            at = run.source.address + low - run.begin
+            if not run.source.address:
+                at = address + low - begin
+                run.source.fill(low - run.begin, high - run.begin, at)
+            yield low - begin, at, high - low
 
 
 def _write_range(queue: Queue, file: Any, offset: int, data: bytes) -> None:

@@ -7,9 +7,13 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dos.checkpoint import native, storage
 from dos.checkpoint.storage import BLOCK_BYTES, ENGINES, Storage, make_storage
@@ -237,6 +241,22 @@ def test_pieces_are_scattered_and_nothing_else_is_touched() -> None:
     expected = np.zeros(2000, np.uint8)
     expected[:3], expected[20:1020] = source[2:5], source[7:1007]
     assert (memory == expected).all()
+
+
+@pytest.mark.usefixtures("_mover")
+@given(n_bytes=st.integers(241, 5000), seed=st.integers(0, (1 << 64) - 1), own=st.integers(0, 100))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_chunks_are_filled_and_have_the_checksums_of_xxhash(
+    n_bytes: int, seed: int, own: int
+) -> None:
+    random = Random(seed).randbytes(n_bytes)
+    memory, target = np.array(bytearray(random)), np.full(n_bytes, 9, np.uint8)
+    pieces = [(0, target.ctypes.data, own), (own + 1, memory.ctypes.data, n_bytes - own - 1)]
+    digests = native.fill([(memoryview(target), pieces, seed), (memoryview(memory), [], 1)])
+    expected = bytes([9] * own + [0]) + random[: n_bytes - own - 1]
+    assert target.tobytes() == expected
+    assert digests[0] == xxhash.xxh3_128_digest(expected, seed)
+    assert digests[1] == xxhash.xxh3_128_digest(bytes(n_bytes), 1)
 
 
 @pytest.mark.parametrize("pieces", [[(0, 0, 9)], [(9, 0, 0)], [(4, 0, 2), (0, 0, 2)]])
