@@ -2,9 +2,10 @@
 
 The tensors of a transformer's layers, fp32, on two ranks that write at once. The first strategy
 is that of the product: a file per rank, tensors gathered into requests of 4 MiB, past the page
-cache, by io_uring. The others differ in what a study of checkpoint I/O varies: a file per tensor
-or one that all ranks write to, requests for each tensor alone, through the page cache, another
-engine. All call the product's engines; none of them writes a header or computes a checksum.
+cache, by io_uring, 16 in flight. The others differ in what a study of checkpoint I/O varies: a
+file per tensor or one that all ranks write to, requests for each tensor alone, through the page
+cache, another engine, fewer in flight; one of these at a time, or with `--crossed` combined. All
+call the product's engines; none of them writes a header or computes a checksum.
 
 A save ends when it is durable; it makes new files, after the old ones were removed, the disk
 synced and a second passed. A load begins with nothing of the files in the page cache, and ends in
@@ -21,6 +22,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,22 +45,33 @@ REST_S = 1.0
 BLOCKS = (3, 1, 4, 4)
 """Sizes of a layer's matrices in squares of the hidden size: attention, its output, the MLP."""
 
+DEPTHS = (1, 4, 16)
+
 Rates = dict[Strategy, list[float]]
 
 
-def strategies() -> list[Strategy]:
-    """The product's first; then all the others by io_uring, and its own by other engines."""
-    found = [Strategy()]
-    for files, coalesced in (
-        ("rank", True),
-        ("rank", False),
-        ("all", True),
-        ("all", False),
-        ("tensor", False),
-    ):
-        found += [Strategy(files, coalesced, direct) for direct in (True, False)]  # type: ignore[arg-type]
-    found += [Strategy(engine="threads"), Strategy(engine="posix")]
-    return list(dict.fromkeys(found))
+def strategies(*, crossed: bool = False) -> list[Strategy]:
+    """The product's first; then those that differ from it in one thing, or all combinations.
+
+    Crossed, a file per tensor or rank is combined with every engine, both ways past or through
+    the page cache and every depth; "posix" has one depth only.
+    """
+    ours = Strategy()
+    if not crossed:
+        found = [replace(ours, files=files, coalesced=False) for files in ("tensor", "rank", "all")]
+        found += [replace(ours, files="all"), replace(ours, direct=False)]
+        found += [replace(ours, engine=engine) for engine in ("threads", "posix")]
+        found += [replace(ours, depth=depth) for depth in DEPTHS if depth != ours.depth]
+        return [ours, *found]
+    layouts = (("tensor", False), ("rank", False), ("rank", True), ("all", True))
+    engines = [("posix", 1), *itertools.product(("threads", "io_uring"), DEPTHS)]
+    found = [
+        Strategy(files, coalesced, direct, engine, depth)  # type: ignore[arg-type]
+        for (files, coalesced), direct, (engine, depth) in itertools.product(
+            layouts, (True, False), engines
+        )
+    ]
+    return list(dict.fromkeys([ours, *found]))
 
 
 def layers(n_bytes: int) -> Tensors:
@@ -68,7 +81,9 @@ def layers(n_bytes: int) -> Tensors:
     return [[random_tensor(4 * n) for layer in sizes for n in layer] for _ in range(RANKS)]
 
 
-def measure(directory: str, gib: float, rounds: int, progress: Any) -> dict[str, Any]:
+def measure(
+    directory: str, gib: float, rounds: int, crossed: bool, progress: Any
+) -> dict[str, Any]:
     """All figures, for programs.
 
     Raises:
@@ -85,7 +100,7 @@ def measure(directory: str, gib: float, rounds: int, progress: Any) -> dict[str,
     n_bytes = sum(tensor.nbytes for of_rank in tensors for tensor in of_rank)
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(os.path.abspath(directory), f"dos-bench-io-{os.getpid()}")
-    tried = strategies()
+    tried = strategies(crossed=crossed)
     saves: Rates = {one: [] for one in tried}
     loads: Rates = {one: [] for one in tried}
     try:
@@ -101,6 +116,7 @@ def measure(directory: str, gib: float, rounds: int, progress: Any) -> dict[str,
     return {
         "strategies": {
             one.name: {
+                **asdict(one),
                 "save": _median(saves[one]),
                 "load": _median(loads[one]),
                 **_ratios("save_of_first", saves[one], saves[tried[0]]),
@@ -111,7 +127,7 @@ def measure(directory: str, gib: float, rounds: int, progress: Any) -> dict[str,
         "gib": round(n_bytes / GIB, 3),
         "ranks": RANKS,
         "rounds": rounds,
-        "environment": environment(),
+        "environment": environment(directory),
     }
 
 
@@ -161,6 +177,7 @@ def main(
     directory: Annotated[Path, typer.Option("--dir", help="on the disk to measure")],
     gib: Annotated[float, typer.Option(min=0.001, help="size of the tensors")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="rounds that count")] = 5,
+    crossed: Annotated[bool, typer.Option("--crossed", help="all combinations")] = False,
     as_json: AsJson = False,
     output: Output = None,
 ) -> None:
@@ -168,7 +185,7 @@ def main(
     with own_stdout() as stdout:
         console = Console(stderr=True)
         try:
-            figures = measure(str(directory), gib, rounds, console.print)
+            figures = measure(str(directory), gib, rounds, crossed, console.print)
         except ConfigError as error:
             print(f"error: {error}", file=sys.stderr)
             raise typer.Exit(2) from None

@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Mapping
 
 import torch
 
@@ -38,7 +39,7 @@ def random_options(draw: random.Random) -> dict[str, object]:
 
 
 def measure(
-    options: dict[str, object], subgroups: int, scale: float
+    options: Mapping[str, object], subgroups: int, scale: float
 ) -> tuple[MeasuredSteps, float]:
     """A few paced steps of a plan, and the seconds that the model gives it."""
     parameter = torch.nn.Parameter(torch.zeros(subgroups * SUBGROUP_SIZE, dtype=torch.bfloat16))

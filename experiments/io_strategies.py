@@ -21,7 +21,7 @@ from dos.checkpoint.storage import BLOCK_BYTES, Storage, make_storage
 REQUEST_BYTES = 4 << 20
 """Of one read or write; what a checkpoint uses."""
 DEPTH = 16
-"""Requests in flight of each rank."""
+"""Requests in flight of each rank of the product's."""
 
 Tensors = list[list[torch.Tensor]]
 """Of each rank."""
@@ -36,22 +36,23 @@ class Strategy:
         coalesced: tensors that follow each other share requests, as large as they may be; else
             each tensor has requests of its own.
         direct: past the page cache.
-        engine: "io_uring", "threads" or "posix".
+        engine: "io_uring", "threads" or "posix", which has one request in flight at a time.
+        depth: requests in flight of each rank.
     """
 
     files: Literal["tensor", "rank", "all"] = "rank"
     coalesced: bool = True
     direct: bool = True
     engine: str = "io_uring"
+    depth: int = DEPTH
 
     @property
     def name(self) -> str:
         """For tables."""
         joined = "coalesced" if self.coalesced else "by tensor"
         cache = "direct" if self.direct else "buffered"
-        return f"file per {self.files}, {joined}, {cache}, {self.engine}".replace(
-            "file per all", "one file"
-        )
+        files = "one file" if self.files == "all" else f"file per {self.files}"
+        return f"{files}, {joined}, {cache}, {self.engine}, depth {self.depth}"
 
 
 class Request(NamedTuple):
@@ -109,7 +110,7 @@ def save(strategy: Strategy, tensors: Tensors, directory: str) -> None:
             path = _path(directory, number)
             files.append(storage.open(path, write=True, create=True, direct=strategy.direct))
             storage.preallocate(files[-1], n_bytes)
-        _by_ranks(partial(_move, storage, files, write=True), plan)
+        _by_ranks(partial(_move, storage, files, strategy.depth, write=True), plan)
         for file in files:
             storage.fsync(file)
     finally:
@@ -133,7 +134,7 @@ def load(strategy: Strategy, like: Tensors, directory: str) -> Tensors:
         for number in range(len(plan.file_bytes)):
             path = _path(directory, number)
             files.append(storage.open(path, write=False, direct=strategy.direct))
-        _by_ranks(partial(_move, storage, files, write=False), plan)
+        _by_ranks(partial(_move, storage, files, strategy.depth, write=False), plan)
     finally:
         for file in files:
             storage.close(file)
@@ -167,10 +168,12 @@ def _by_ranks(move: Callable[[list[Request]], None], plan: Plan) -> None:
         list(pool.map(move, plan.requests))
 
 
-def _move(storage: Storage, files: list[Any], requests: list[Request], *, write: bool) -> None:
+def _move(
+    storage: Storage, files: list[Any], depth: int, requests: list[Request], *, write: bool
+) -> None:
     """All requests of a rank, through slots of memory."""
-    slots = Slots(aligned_buffer(min(DEPTH, len(requests)) * REQUEST_BYTES), REQUEST_BYTES)
-    queue = storage.queue(depth=DEPTH, registered=slots.views)
+    slots = Slots(aligned_buffer(min(depth, len(requests)) * REQUEST_BYTES), REQUEST_BYTES)
+    queue = storage.queue(depth=depth, registered=slots.views)
     flying: dict[int, tuple[Request, int]] = {}
 
     def land() -> None:

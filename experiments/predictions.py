@@ -1,8 +1,7 @@
 """Prediction against what was published, and what this library's plan is predicted to reach.
 
-`python -m experiments.predictions` draws both pictures of experiments/README.md and prints one
-JSON object. It reads the shipped profiles and the equally good fits beside them; nothing is
-measured here.
+`python -m experiments.predictions` prints one JSON object. It reads the shipped profiles, the
+equally good fits beside them and the published rows; nothing is measured here.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from dos.stdout import own_stdout
+from experiments.figures import environment
 from perfmodel.prediction import Request, predict
 from perfmodel.profile import NodeProfile
 from perfmodel.published_runs import MACHINES, Row, predict_row, profile_from, read_rows
-from perfmodel.report import new_figure
 
 HERE = Path(__file__).parent
 STRIDES = range(2, 11)
+RATIOS = [n / 20 for n in range(17)]
 
 
 def equally_good(machine: str) -> list[NodeProfile]:
@@ -40,52 +40,39 @@ def spread(node_profiles: Sequence[NodeProfile], row: Row) -> tuple[float, float
     return times[0], min(times), max(times)
 
 
-def draw_strides(rows: Sequence[Row], fits: dict[str, list[NodeProfile]], path: Path) -> None:
-    """Step over stride per machine and model: measured, and predicted at every whole stride."""
-    groups = sorted({(row.machine, row.model) for row in rows}, key=str)
-    figure = new_figure(9, 6)
-    for axes, (machine, model) in zip(figure.subplots(2, 2).flat, groups, strict=True):
-        own = [r for r in rows if (r.machine, r.model, r.resident_ratio) == (machine, model, "0")]
-        swept = [row for row in own if row.stride is not None]
-        predicted = [spread(fits[machine], swept[0]._replace(stride=stride)) for stride in STRIDES]
-        best, low, high = zip(*predicted, strict=True)
-        axes.fill_between(STRIDES, low, high, alpha=0.25, label="equally good fits")
-        axes.plot(STRIDES, best, label="predicted, dos-paper")
-        axes.plot([r.stride for r in swept], [r.step_s for r in swept], "ko", label="measured")
-        baseline = [row for row in own if row.stride is None]
-        axes.axhline(spread(fits[machine], baseline[0])[0], ls="--", label="predicted, host only")
-        axes.plot([STRIDES[-1]] * len(baseline), [r.step_s for r in baseline], "kx")
-        axes.set_ylim(bottom=0)
-        axes.set_title(f"{machine}, {model}", loc="left", fontsize=10)
-        axes.set_xlabel("stride")
-        axes.set_ylabel("step (s)")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=80)
+def curve(node_profiles: Sequence[NodeProfile], rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Predicted seconds of rows, one after the other, with their range over equally good fits."""
+    best, low, high = zip(*(spread(node_profiles, row) for row in rows), strict=True)
+    return {"step_s": list(best), "least_s": list(low), "most_s": list(high)}
 
 
-def draw_ratios(rows: Sequence[Row], fits: list[NodeProfile], path: Path) -> None:
-    """Step over residents on H100, of Twin-Flow and of interleaving at stride 2."""
-    own = [row for row in rows if (row.machine, row.model) == ("h100", "20B")]
-    ratios = [n / 20 for n in range(21)]
-    figure = new_figure(6, 3.6)
-    axes = figure.subplots()
+def over_strides(rows: Sequence[Row], node_profiles: Sequence[NodeProfile]) -> dict[str, Any]:
+    """Steps of one machine and model without residents: measured, and predicted at each stride."""
+    own = [row for row in rows if row.resident_ratio == "0"]
+    swept = [row for row in own if row.stride is not None]
+    baseline = [row for row in own if row.stride is None]
+    asked = [swept[0]._replace(stride=stride) for stride in STRIDES]
+    return {
+        "params": sum(swept[0].numels),
+        "measured": [[row.stride, row.step_s] for row in swept],
+        "host_only_measured_s": [row.step_s for row in baseline],
+        "predicted": {"stride": list(STRIDES), **curve(node_profiles, asked)},
+        "host_only_predicted_s": curve(node_profiles, baseline[:1])["step_s"][0],
+    }
+
+
+def over_ratios(rows: Sequence[Row], node_profiles: Sequence[NodeProfile]) -> dict[str, Any]:
+    """Steps on one machine over the share of residents, of Twin-Flow and of stride 2."""
+    found: dict[str, Any] = {"params": sum(rows[0].numels)}
     for label, stride in (("twin-flow", None), ("dos-paper, stride 2", 2)):
-        measured = [row for row in own if row.stride == stride and row.schedule != "zero-offload"]
-        curve = [
-            spread(fits, measured[0]._replace(resident_ratio=f"{ratio:g}")) for ratio in ratios
-        ]
-        best, low, high = zip(*curve, strict=True)
-        line = axes.plot(ratios, best, label=f"predicted, {label}")
-        axes.fill_between(ratios, low, high, alpha=0.25, color=line[0].get_color())
-        shown = [row for row in own if row.stride == stride]
-        axes.plot([float(r.resident_ratio) for r in shown], [r.step_s for r in shown], "ko")
-    axes.set_xlabel("share of the optimizer that stays on the GPU (dots: measured)")
-    axes.set_ylabel("step (s)")
-    axes.set_ylim(bottom=0)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=80)
+        of_kind = [row for row in rows if row.stride == stride]
+        one = next(row for row in of_kind if row.schedule != "zero-offload")
+        asked = [one._replace(resident_ratio=f"{ratio:g}") for ratio in RATIOS]
+        found[label] = {
+            "measured": [[float(row.resident_ratio), row.step_s] for row in of_kind],
+            "predicted": {"resident_ratio": list(RATIOS), **curve(node_profiles, asked)},
+        }
+    return found
 
 
 def own_plan(rows: Sequence[Row], node_profiles: Sequence[NodeProfile]) -> dict[str, Any]:
@@ -109,22 +96,20 @@ def own_plan(rows: Sequence[Row], node_profiles: Sequence[NodeProfile]) -> dict[
 
 def main() -> None:
     """Entry point."""
-    rows = read_rows(HERE / "data" / "paper_runs.json")
+    published = read_rows(HERE / "data" / "paper_runs.json")
+    figures: dict[str, Any] = {"label": "predicted, not measured"}
     with own_stdout() as stdout:
         fits = {machine: equally_good(machine) for machine in MACHINES}
-        pictures = HERE / "pictures"
-        pictures.mkdir(exist_ok=True)
-        draw_strides(rows, fits, pictures / "stride_sweep.png")
-        draw_ratios(rows, fits["h100"], pictures / "ratio_sweep.png")
-        predicted = {
-            f"{machine} {model}": own_plan(
-                [row for row in rows if (row.machine, row.model) == (machine, model)],
-                fits[machine],
-            )
-            for machine, model in sorted({(row.machine, row.model) for row in rows})
-        }
-        figures = {"label": "predicted, not measured", **predicted}
-        stdout.write(json.dumps(figures, indent=1) + "\n")
+        for machine, model in sorted({(row.machine, row.model) for row in published}):
+            rows = [row for row in published if (row.machine, row.model) == (machine, model)]
+            figures[f"{machine} {model}"] = {
+                **own_plan(rows, fits[machine]),
+                "over_strides": over_strides(rows, fits[machine]),
+            }
+            if len({row.resident_ratio for row in rows}) > 1:
+                figures[f"{machine} {model}"]["over_ratios"] = over_ratios(rows, fits[machine])
+        figures["environment"] = environment()
+        stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

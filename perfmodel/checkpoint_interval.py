@@ -37,8 +37,7 @@ def checkpoint_interval(
     Young (Communications of the ACM 17(9), 1974): sqrt(2 d M), d being what a save costs the
     training and M the mean time between failures. Daly (Future Generation Computer Systems 22,
     2006, eq. 37): sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2M, else M. The
-    waste is of first order: d / (T + d), and per failure half an interval, the save under way
-    (it cannot be used until it is written) and the restart.
+    waste is that of `wasted`.
 
     Args:
         mtbf_s: M, in seconds.
@@ -59,6 +58,23 @@ def checkpoint_interval(
     ratio = stall_s / (2 * mtbf_s)
     daly_s = young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - stall_s if ratio < 1 else mtbf_s
     interval_s = max(daly_s, write_s)
+    waste = wasted(interval_s, mtbf_s, stall_s, write_s=write_s, restart_s=restart_s)
+    return Interval(young_s, daly_s, interval_s, write_s, waste)
+
+
+def wasted(
+    interval_s: float,
+    mtbf_s: float,
+    stall_s: float,
+    *,
+    write_s: float = 0.0,
+    restart_s: float = 0.0,
+) -> float:
+    """Share of the time lost when so much training lies between two saves; of first order.
+
+    d / (T + d), and per failure half an interval, the save under way (it cannot be used until it
+    is written) and the restart. Times as in `checkpoint_interval`; at most 1.
+    """
     saving = stall_s / (interval_s + stall_s)
     failing = ((interval_s + stall_s) / 2 + write_s + restart_s) / mtbf_s
-    return Interval(young_s, daly_s, interval_s, write_s, min(saving + failing, 1.0))
+    return min(saving + failing, 1.0)
