@@ -5,7 +5,7 @@ RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint docs wheel gpu-wheels gpu-check clean
+.PHONY: help demo test test-slow test-crash test-deepspeed test-arm sanitize lint bench figures docs wheel gpu-wheels gpu-check clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 19
@@ -45,6 +45,14 @@ lint: ## style, types, the direction of the imports, tidiness
 	@$(RUN) -m ruff format --check --quiet
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q tests/null/test_layers.py tests/null/test_tidy.py
+
+bench: ## every paired benchmark, reduced: a table, then one JSON object, within 15 minutes
+	@$(SETUP) test
+	@$(RUN) -m experiments.bench $(ARGS)
+
+figures: ## draw the pictures of experiments/README.md from their numbers
+	@$(SETUP) demo
+	@$(RUN) -m experiments.draw
 
 docs: ## the documentation as a site in site/; a broken link fails
 	@$(SETUP) test

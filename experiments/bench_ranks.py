@@ -59,7 +59,9 @@ def _save_dcp(state: dict[str, torch.Tensor], path: str) -> None:
         make_durable(os.path.join(path, ".metadata"))
 
 
-def work(rank: int, world: int, path: str, n_bytes: int, rounds: int, meeting: str) -> None:
+def work(
+    rank: int, world: int, path: str, n_bytes: int, rounds: int, rest_s: float, meeting: str
+) -> None:
     """A rank of a world; the first one writes GiB/s of each way into the file `meeting`.json."""
     # gloo, and whoever asks the environment who they are
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
@@ -83,7 +85,7 @@ def work(rank: int, world: int, path: str, n_bytes: int, rounds: int, meeting: s
     for number in range(rounds + 1):
         for name in list(ways) if number % 2 == 0 else list(ways)[::-1]:
             if rank == 0:
-                _fresh(path)
+                _fresh(path, rest_s)
             distributed.barrier()
             begun_s = time.perf_counter()
             told = ways[name]()
@@ -94,19 +96,19 @@ def work(rank: int, world: int, path: str, n_bytes: int, rounds: int, meeting: s
                 rates[name].append(rate)
     ranks.close(timeout_s=10)
     if rank == 0:
-        _fresh(path)
+        _fresh(path, 0)
         Path(f"{meeting}.json").write_text(json.dumps(rates))
     distributed.destroy_process_group()
 
 
-def _fresh(path: str) -> None:
+def _fresh(path: str, rest_s: float) -> None:
     """Remove what was saved, and let the disk come to rest."""
     if os.path.isdir(path):
         shutil.rmtree(path)
     elif os.path.exists(path):
         os.unlink(path)
     os.sync()
-    time.sleep(REST_S)
+    time.sleep(rest_s)
 
 
 def measure(directory: str, n_bytes: int, worlds: list[int], rounds: int) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def measure(directory: str, n_bytes: int, worlds: list[int], rounds: int) -> dic
         print(f"{world} ranks", file=sys.stderr)
         with tempfile.TemporaryDirectory(dir=directory) as folder:
             meeting = os.path.join(folder, "rendezvous")
-            arguments = (world, os.path.join(folder, "saved"), n_bytes, rounds, meeting)
+            arguments = (world, os.path.join(folder, "saved"), n_bytes, rounds, REST_S, meeting)
             spawn(work, arguments, nprocs=world)
             rates: Rates = json.loads(Path(f"{meeting}.json").read_text())
         found[str(world)] = {name: _figures(each, rates["dos"]) for name, each in rates.items()}

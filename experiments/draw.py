@@ -7,6 +7,7 @@ there is left out, and that is said.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -82,6 +83,13 @@ def drawn(picture: Picture, results: Path) -> Any:
     return figure
 
 
+def png(figure: Any) -> bytes:
+    """The picture of a figure, without the name of the program, whose version changes."""
+    made = io.BytesIO()
+    figure.savefig(made, dpi=80, metadata={"Software": None})
+    return made.getvalue()
+
+
 def main(
     results: Annotated[Path, typer.Option(help="folder of the numbers")] = RESULTS,
     pictures: Annotated[Path, typer.Option(help="folder of the pictures")] = PICTURES,
@@ -93,8 +101,7 @@ def main(
         if figure is None:
             print(f"{name}: left out, there is no {' or '.join(picture.needs)}", file=sys.stderr)
             continue
-        # Without the name of the program, whose version would change the bytes.
-        figure.savefig(pictures / f"{name}.png", dpi=80, metadata={"Software": None})
+        (pictures / f"{name}.png").write_bytes(png(figure))
 
 
 if __name__ == "__main__":

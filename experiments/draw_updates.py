@@ -16,10 +16,10 @@ def strides(figure: Any, numbers: dict[str, Any]) -> None:
     for axes, name in zip(panels, (n for n in predictions if _is_machine(n)), strict=False):
         _published_strides(axes, name, predictions[name]["over_strides"])
     figure.axes[0].legend()
-    if (swept := numbers["bench_sweep"]) is not None:
-        _emulated(figure.axes[4], swept)
-        points = [point for point in reversed(swept["points"]) if not point["resident_ratio"]]
-        _points(figure.axes[4], points, "stride", "C0", "")
+    if _emulated(figure.axes[4], numbers["bench_sweep"]):
+        points = numbers["bench_sweep"]["points"]
+        swept = [point for point in reversed(points) if not point["resident_ratio"]]
+        _points(figure.axes[4], swept, "stride", "C0", "")
         figure.axes[4].legend()
     _of_gpu(figure.axes[5], numbers["bench_gpu_update"])
     for axes in figure.axes:
@@ -57,9 +57,20 @@ def _published_strides(axes: Any, name: str, swept: dict[str, Any]) -> None:
     axes.set_title(f"published code: one rank of 4x {name.upper()}")
 
 
-def _emulated(axes: Any, figures: dict[str, Any]) -> None:
+def _emulated(axes: Any, figures: dict[str, Any] | None) -> bool:
+    """Whether there is an emulation to show; the panel says what it is, or that there is none."""
+    if figures is None:
+        return _nothing(axes, "an emulation")
     axes.set_facecolor(GROUND)
     axes.set_title(f"EMULATION, no GPU:\n{figures['label']}")
+    return True
+
+
+def _nothing(axes: Any, what: str) -> bool:
+    axes.set_title(f"{what}: not measured")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    return False
 
 
 def _points(axes: Any, points: list[dict[str, Any]], over: str, color: str, label: str) -> None:
@@ -76,9 +87,7 @@ def _points(axes: Any, points: list[dict[str, Any]], over: str, color: str, labe
 
 def _of_gpu(axes: Any, figures: dict[str, Any] | None) -> None:
     if figures is None or "mean nothing" in figures["device"]:
-        axes.set_title("a GPU: none was there, nothing measured")
-        axes.set_xticks([])
-        axes.set_yticks([])
+        _nothing(axes, "a GPU")
         return
     steps = figures["steps"]
     params = steps["params"] / BILLION
@@ -104,8 +113,8 @@ def residents(figure: Any, numbers: dict[str, Any]) -> None:
         published.set_xlim(-0.02, 0.82)
         published.set_title(f"published code: one rank of 4x {name.upper()}")
     published.legend(title="dots: published")
-    if (swept := numbers["bench_sweep"]) is not None:
-        _emulated(emulated, swept)
+    if _emulated(emulated, numbers["bench_sweep"]):
+        swept = numbers["bench_sweep"]
         kinds = {"host": "as Twin-Flow, ", 2: "stride 2, ", 1.5: "stride 1.5, "}
         for number, (stride, label) in enumerate(kinds.items()):
             points = [point for point in swept["points"] if point["stride"] == stride]
@@ -130,13 +139,13 @@ def phases(figure: Any, numbers: dict[str, Any]) -> None:
         axes.set_title(f"published: one rank of 4x {machine.upper()}, 20B")
         axes.set_ylabel("iteration (s)")
     panels[0].legend()
-    if (emulated := numbers["bench_phases"]) is not None:
+    emulated = numbers["bench_phases"]
+    if _emulated(panels[2], emulated):
         shown = {
             name: [emulated["schedules"][name][f"{phase}_s"] for phase in PHASES]
             for name in SCHEDULES
         }
         _bars(panels[2], shown, 1e3)
-        _emulated(panels[2], emulated)
         panels[2].set_xlabel("plain here: our gradients sent in the step")
         panels[2].set_ylabel("iteration (ms, emulated)")
 

@@ -9,7 +9,7 @@ import pytest
 
 from dos.errors import ConfigError
 from perfmodel.at_scale import Network, collectives
-from perfmodel.checkpoint_interval import checkpoint_interval
+from perfmodel.checkpoint_interval import checkpoint_interval, wasted
 
 NETWORK = Network(gpu_bytes_per_s=200e9, node_bytes_per_s=50e9)
 
@@ -66,11 +66,18 @@ def test_an_interval_is_no_shorter_than_a_save_writes() -> None:
 
 
 def test_the_interval_wastes_less_than_half_or_twice_of_it() -> None:
-    def waste(interval_s: float) -> float:
-        return 5 / (interval_s + 5) + (interval_s + 5) / 2 / 86_400
+    best = checkpoint_interval(86_400, 5)
+    others = [wasted(best.interval_s * factor, 86_400, 5) for factor in (0.5, 2)]
+    assert best.waste < min(others)
 
-    best_s = checkpoint_interval(86_400, 5).interval_s
-    assert waste(best_s) < min(waste(best_s / 2), waste(best_s * 2))
+
+def test_what_is_wasted_is_the_saves_and_half_an_interval_per_failure() -> None:
+    lost = wasted(95, 1000, 5, write_s=10, restart_s=40)
+    assert lost == pytest.approx(5 / 100 + (50 + 10 + 40) / 1000)
+
+
+def test_no_more_than_all_the_time_is_wasted() -> None:
+    assert wasted(1e6, 10, 5) == 1
 
 
 @pytest.mark.parametrize(("mtbf_s", "stall_s"), [(0, 1), (1, 0), (-1, 1), (math.inf, 1)])
