@@ -39,7 +39,7 @@ from dos.checkpoint.draft import Draft
 from dos.checkpoint.format import FileId
 from dos.checkpoint.posix import Completion, PosixFile, PosixFiles
 from dos.stdout import own_stdout
-from experiments.figures import environment, median_and_quartiles
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 
 GIB = 1 << 30
 REST_S = 1.0
@@ -184,17 +184,14 @@ def main(
     directory: Annotated[Path, typer.Option("--dir", help="on the disk to measure")],
     gib: Annotated[float, typer.Option(min=0.001, help="size of each state")] = 1.0,
     rounds: Annotated[int, typer.Option(min=1, help="rounds that count")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Time the parts of a save."""
     with own_stdout() as stdout:
         figures = measure(str(directory), int(gib * GIB), rounds)
         print(json.dumps(figures["ways"], indent=1), file=sys.stderr)
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=1) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rich.table import Table
 import dos
 from dos.stdout import own_stdout
 from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
-from experiments.pacing import MeasuredSteps, time_scale_for
+from experiments.pacing import MeasuredSteps, Stretch, time_scale_for
 from perfmodel.profile import H100_NODE
 
 WIDTH = 384
@@ -127,9 +127,7 @@ def main(
     layers: Annotated[int, typer.Option(min=2, help="layers, each a subgroup")] = 24,
     tokens: Annotated[int, typer.Option(min=1, help="tokens per step")] = 65_536,
     steps: Annotated[int, typer.Option(min=1, help="steps that count")] = 20,
-    stretch: Annotated[
-        float, typer.Option(min=1.0, help="time scale over that of a quiet machine")
-    ] = 1.0,
+    stretch: Stretch = 1.0,
     as_json: AsJson = False,
     output: Output = None,
     trace: Annotated[Path | None, typer.Option(help="file for the trace of two steps")] = None,

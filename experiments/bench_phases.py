@@ -17,7 +17,6 @@ import json
 import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -26,8 +25,8 @@ import typer
 import dos
 from dos.stdout import own_stdout
 from experiments.bench_overlap import FLOP_PER_S, LAYER_PARAMS, LEARNING_STEPS, WIDTH, PacedLayer
-from experiments.figures import environment, median_and_quartiles
-from experiments.pacing import MeasuredSteps, time_scale_for
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
+from experiments.pacing import MeasuredSteps, Stretch, time_scale_for
 from perfmodel.profile import H100_NODE
 
 SCHEDULES = {"plain": "host", "flush": "host", "interleaved": "auto"}
@@ -82,11 +81,9 @@ def main(
     layers: Annotated[int, typer.Option(min=2, help="layers, each a subgroup")] = 24,
     tokens: Annotated[int, typer.Option(min=1, help="tokens per step")] = 8192,
     steps: Annotated[int, typer.Option(min=1, help="steps that count")] = 12,
-    stretch: Annotated[
-        float, typer.Option(min=1.0, help="time scale over that of a quiet machine")
-    ] = 2.0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    stretch: Stretch = 2.0,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Time the phases of an iteration under three schedules."""
     with own_stdout() as stdout:
@@ -103,10 +100,7 @@ def main(
             "environment": environment(),
         }
         print(json.dumps(figures["schedules"], indent=1), file=sys.stderr)
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=1) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

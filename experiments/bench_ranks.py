@@ -31,7 +31,7 @@ from dos.bench.states import random_tensor
 from dos.checkpoint import save
 from dos.checkpoint.ranks import Ranks
 from dos.stdout import own_stdout
-from experiments.figures import environment, median_and_quartiles
+from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 
 GIB = 1 << 30
 REST_S = 1.0
@@ -150,17 +150,14 @@ def main(
     gib: Annotated[float, typer.Option(min=0.001, help="of all ranks together")] = 1.0,
     ranks: Annotated[list[int] | None, typer.Option(help="how many; may be repeated")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds that count")] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Time saves of several ranks."""
     with own_stdout() as stdout:
         figures = measure(str(directory), int(gib * GIB), ranks or [1, 2, 4, 8], rounds)
         print(json.dumps(figures["worlds"], indent=1), file=sys.stderr)
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=1) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ output is one JSON object and nothing else.
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dos.stdout import own_stdout
 from experiments.bench_model import SUBGROUP_SIZE, measure
-from experiments.figures import environment
-from experiments.pacing import time_scale_for
+from experiments.figures import AsJson, Output, environment, hand_over
+from experiments.pacing import Stretch, time_scale_for
 from perfmodel.profile import H100_NODE
 
 STRIDES: tuple[float | str, ...] = ("host", 10, 8, 6, 4, 3, 2.5, 2, 1.5, 1.25, 1)
@@ -44,11 +42,9 @@ def point(stride: float | str, ratio: float, subgroups: int, scale: float) -> di
 
 def main(
     subgroups: Annotated[int, typer.Option(min=1, help="of each step")] = 12,
-    stretch: Annotated[
-        float, typer.Option(min=1.0, help="time scale over that of a quiet machine")
-    ] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
-    output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
+    stretch: Stretch = 4.0,
+    as_json: AsJson = False,
+    output: Output = None,
 ) -> None:
     """Sweep strides and residents on a paced virtual device."""
     with own_stdout() as stdout:
@@ -64,10 +60,7 @@ def main(
             "points": [point(stride, ratio, subgroups, scale) for stride, ratio in swept],
             "environment": environment(),
         }
-        if as_json:
-            print(json.dumps(figures), file=stdout)
-        if output:
-            output.write_text(json.dumps(figures, indent=1) + "\n")
+        hand_over(figures, stdout, as_json=as_json, output=output)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias
 
 import torch
+import typer
 
 import dos
 from dos.execute.record import StepRecord
@@ -14,6 +16,10 @@ from perfmodel.profile import NodeProfile
 SLOT_PER_SOLO = 16
 """A paced slot is this many times what its op takes alone. On two cores 16 held while other
 lanes were busy, 8 did not."""
+
+Stretch: TypeAlias = Annotated[
+    float, typer.Option(min=1.0, help="time scale over that of a quiet machine")
+]
 
 VOID_SHARE = 0.2
 """A measurement that loses more than this share of its steps to missed slots is void."""
