@@ -89,7 +89,8 @@ def overlap(figures: Figures) -> Iterator[Row]:
     ours_s, its_s = (1e3 * run["iteration_s"] for run in (on, off))
     note = _emulated(figures["label"], on["void"] or off["void"])
     title = "ours, without overlap_forward"
-    yield Row("iteration", "ms", ours_s, title, its_s, its_s / ours_s, None, note)
+    spread = [1e3 * quartile / ours_s for quartile in off["iteration_quartiles_s"]]
+    yield Row("iteration", "ms", ours_s, title, its_s, its_s / ours_s, spread, note)
 
 
 def model(figures: Figures) -> Iterator[Row]:
@@ -109,12 +110,15 @@ def ckpt(figures: Figures) -> Iterator[Row]:
         for name, rate in rates.items():
             if name == "dos":
                 continue
-            ratio, spread = rates["dos"] / rate, None
+            # Rivals have few rounds, which are no pairs: over the extremes of their rates.
+            ratio, spread = rates["dos"] / rate, [rates["dos"] / its for its in spreads[kind][name]]
             title = name
             if name == "raw":
                 title, ratio = "bound: bare disk (fio)", figures[f"{kind}_of_raw"]
                 spread = spreads[f"{kind}_of_raw"]
-            yield Row(f"checkpoint {kind}", "GiB/s", rates["dos"], title, rate, ratio, spread)
+            yield Row(
+                f"checkpoint {kind}", "GiB/s", rates["dos"], title, rate, ratio, sorted(spread)
+            )
 
 
 def capture(figures: Figures) -> Iterator[Row]:
@@ -125,9 +129,11 @@ def capture(figures: Figures) -> Iterator[Row]:
         if name == "ours":
             continue
         its, _ = median_and_quartiles(added_s)
-        # Ours may add less than the noise, and then there is no ratio.
-        ratio = its / mine if mine > 0 else None
-        yield Row("stall of a save", "s", mine, name, its, ratio, None, figures["emulated"])
+        ratio = spread = None
+        if min(ours_s) > 0:  # ours may add less than the noise, and then there is no ratio
+            pairs = zip(added_s, ours_s, strict=True)
+            ratio, spread = median_and_quartiles([other / my for other, my in pairs])
+        yield Row("stall of a save", "s", mine, name, its, ratio, spread, figures["emulated"])
     slowdown, spread = figures["slowdown"], sorted(1 / q for q in figures["slowdown_quartiles"])
     title = "bound: the same loop without saves"
     yield Row("loop with saves", "", None, title, None, 1 / slowdown, spread, figures["emulated"])
@@ -137,10 +143,11 @@ def io(figures: Figures) -> Iterator[Row]:
     """`bench_io`: the product's strategy, which is the first, beside the others."""
     (first, ours), *others = figures["strategies"].items()
     for name, other in others:
+        differs = ", ".join(part for part in name.split(", ") if part not in first.split(", "))
         for what, kind in (("write", "save"), ("read", "load")):
             spread = sorted(1 / q for q in other[f"{kind}_of_first_quartiles"])
             ratio = 1 / other[f"{kind}_of_first"]
-            yield Row(what, "GiB/s", ours[kind], name, other[kind], ratio, spread, f"ours: {first}")
+            yield Row(what, "GiB/s", ours[kind], differs, other[kind], ratio, spread)
 
 
 def ranks(figures: Figures) -> Iterator[Row]:

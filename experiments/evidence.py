@@ -51,7 +51,7 @@ def _bench(name: str) -> tuple[str, ...]:
 MEASUREMENTS = {
     "predictions": Measurement(("-m", "experiments.predictions"), 0.5),
     "bench_update": Measurement(
-        _bench("update"), 2, reduced=("--params", "20000000", "--rounds", "12"), limit_s=150
+        _bench("update"), 2, reduced=("--params", "20000000", "--rounds", "12"), limit_s=300
     ),
     "bench_gpu_update": Measurement(
         _bench("gpu_update"),
@@ -108,6 +108,10 @@ MEASUREMENTS = {
 }
 
 
+LAST_WORDS_S = 10.0
+"""For a process that is interrupted: a compilation has to give up its lock."""
+
+
 class MeasurementError(Exception):
     """A measurement that gave no numbers, and why."""
 
@@ -130,9 +134,7 @@ def measured(arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:
     try:
         said, _ = process.communicate(timeout=timeout_s)
     except BaseException as error:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _end(process)
         if isinstance(error, subprocess.TimeoutExpired):
             raise MeasurementError(f"took more than {timeout_s:.0f} s") from None
         raise
@@ -143,3 +145,13 @@ def measured(arguments: Sequence[str], timeout_s: float) -> dict[str, Any]:
     if process.returncode or not isinstance(figures, dict):
         raise MeasurementError(f"ended with {process.returncode}; what it said stands above")
     return figures
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Interrupt a process and all that it started, then kill what is left of them."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
+    process.communicate()

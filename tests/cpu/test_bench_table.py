@@ -42,8 +42,9 @@ def test_the_rows_of_io_turn_the_ratio_round() -> None:
     other = {"save": 1.0, "load": 4.0, "save_of_first": 0.5, "load_of_first": 2.0}
     other |= {f"{kind}_of_first_quartiles": [0.5, 2.0] for kind in ("save", "load")}
     found = list(
-        ROWS["bench_io"]({"strategies": {"first": {"save": 2.0, "load": 2.0}, "it": other}})
+        ROWS["bench_io"]({"strategies": {"a, b": {"save": 2.0, "load": 2.0}, "a, c": other}})
     )
+    assert {row.beside for row in found} == {"c"}
     assert [(row.ratio, row.spread) for row in found] == [(2.0, [0.5, 2.0]), (0.5, [0.5, 2.0])]
 
 
