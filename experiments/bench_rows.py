@@ -134,9 +134,9 @@ def capture(figures: Figures) -> Iterator[Row]:
             pairs = zip(added_s, ours_s, strict=True)
             ratio, spread = median_and_quartiles([other / my for other, my in pairs])
         yield Row("stall of a save", "s", mine, name, its, ratio, spread, figures["emulated"])
-    slowdown, spread = figures["slowdown"], sorted(1 / q for q in figures["slowdown_quartiles"])
+    speed, ends = 1 / figures["slowdown"], sorted(1 / q for q in figures["slowdown_quartiles"])
     title = "bound: the same loop without saves"
-    yield Row("loop with saves", "", None, title, None, 1 / slowdown, spread, figures["emulated"])
+    yield Row("loop with saves", "", None, title, None, speed, ends, figures["emulated"])
 
 
 def io(figures: Figures) -> Iterator[Row]:
