@@ -129,6 +129,11 @@ def test_every_picture_has_a_row_in_the_table() -> None:
     assert set(re.findall(r"\]\(pictures/(\w+)\.png\) \|", README)) == set(draw.ALL)
 
 
+def test_every_picture_whose_numbers_are_kept_is_drawn() -> None:
+    shown = {name for name, its in draw.ALL.items() if draw.drawn(its, RESULTS) is not None}
+    assert shown == {path.stem for path in draw.PICTURES.iterdir()}
+
+
 def test_every_command_of_the_table_is_there() -> None:
     named = set(re.findall(r"experiments\.(\w+)", README))
     there = {path.stem for path in EXPERIMENTS.glob("*.py")}
@@ -155,6 +160,11 @@ def test_what_is_measured_is_kept_with_its_machine(
     kept = json.loads((tmp_path / "it.json").read_text())
     assert kept["figure"] == 1
     assert kept["environment"]["disk"]["file_system"]
+
+
+def test_a_measurement_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command(everything.main), ["bench_nothing", "--dir", str(tmp_path)])
+    assert (done.exit_code, "bench_nothing" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("code", ["print('no object')", "print('{}'); exit(1)", "print(1)"])
