@@ -148,6 +148,28 @@ class DOSConfig(_Options):
         raise ValueError('"auto", "cpu", "virtual", a dos.VirtualDevice or a torch device')
 
 
+class DeepSpeedCheckpoint(_Options):
+    """How an engine of DeepSpeed saves and loads: the section "checkpoint" of its configuration."""
+
+    ring_bytes: int | None = Field(
+        default=None,
+        ge=4 << 20,
+        description="host memory through which goes what is not written where it lies; None: "
+        "2 GiB or a tenth of the memory that is available, whichever is less",
+    )
+    commit_timeout_s: float = Field(
+        default=600.0, gt=0, description="how long a rank waits for the others before a save fails"
+    )
+    close_timeout_s: float = Field(
+        default=600.0, gt=0, description="how long the last save is waited for at the end"
+    )
+    trusted: bool = Field(
+        default=False,
+        description="unpickle objects of other classes than the known ones when loading: "
+        "that can run any code, so only for checkpoints of people you trust",
+    )
+
+
 def _explain(model: type[BaseModel], error: ValidationError) -> ConfigError:
     """The first problem of a pydantic error, said in this library's way."""
     problem = error.errors()[0]

@@ -10,6 +10,8 @@ from dos.config import DOSConfig
 from dos.errors import ConfigError
 
 SECTION = "deep_optimizer_states"
+CHECKPOINT = "checkpoint"
+"""The key of that section that switches checkpoints on."""
 
 _ZERO, _OFFLOAD = "zero_optimization", "offload_optimizer"
 _RIGHT_PLACE = f'the top-level section "{SECTION}", or that section inside {_ZERO}.{_OFFLOAD}'
@@ -44,6 +46,22 @@ def read_section(config: Json) -> DOSConfig | None:
         ConfigError: a key that is unknown or in the wrong place, or settings of DeepSpeed that
             cannot be combined with it; says where the key belongs, or why they cannot.
     """
+    section = find_section(config)
+    if not section.get("enabled", False):
+        return None
+    options = {key: value for key, value in section.items() if key not in ("enabled", CHECKPOINT)}
+    made = make_options(options, _mapping(config.get(_ZERO)))
+    check_combination(config)
+    return made
+
+
+def find_section(config: Json) -> Json:
+    """The section of a DeepSpeed configuration, empty where there is none.
+
+    Raises:
+        ConfigError: it, or one of its options, is in the wrong place, is there twice, or does not
+            say whether it is on.
+    """
     zero = _mapping(config.get(_ZERO))
     offload = _mapping(zero.get(_OFFLOAD))
     places = {"": config, _ZERO: zero, f"{_ZERO}.{_OFFLOAD}": offload}
@@ -53,11 +71,12 @@ def read_section(config: Json) -> DOSConfig | None:
             raise _misplaced(SECTION, where)
     found = [(where, at[SECTION]) for where, at in places.items() if SECTION in at]
     if not found:
-        return None
+        return {}
     if len(found) > 1:
         raise ConfigError("the section is there twice", where=SECTION, fix="leave one of them")
     section = found[0][1]
-    if not isinstance(section, Mapping) or not isinstance(section.get("enabled"), bool):
+    says = _mapping(section).get("enabled", False if CHECKPOINT in _mapping(section) else None)
+    if not isinstance(says, bool):
         raise ConfigError(
             f"{section!r} does not say whether it is on",
             where=SECTION,
@@ -65,11 +84,7 @@ def read_section(config: Json) -> DOSConfig | None:
         )
     for option in (key for at in (config,) for key in at if key in _OURS):
         raise _misplaced(option, "the top level")
-    if not section["enabled"]:
-        return None
-    options = make_options({key: value for key, value in section.items() if key != "enabled"}, zero)
-    check_combination(config)
-    return options
+    return _mapping(section)
 
 
 def make_options(options: Json, zero: Json) -> DOSConfig:
@@ -92,11 +107,11 @@ def make_options(options: Json, zero: Json) -> DOSConfig:
                 where=SECTION,
                 fix=f"remove {key!r}",
             )
-    if "checkpoint" in options:
+    if CHECKPOINT in options:
         raise ConfigError(
-            "checkpoints are not switched on here",
-            where=f"{SECTION}.checkpoint",
-            fix="remove it: engine.save_checkpoint and load_checkpoint work as they are",
+            "checkpoints belong to the engine, which is there already",
+            where=CHECKPOINT,
+            fix=f'put {{"{CHECKPOINT}": {{}}}} into the section {SECTION!r} of its configuration',
         )
     limit = DOSConfig.model_fields["subgroup_size"].default
     sub_group_size = zero.get("sub_group_size", limit)

@@ -1,0 +1,167 @@
+"""The checkpoint engine that DeepSpeed calls: a tag becomes one checkpoint, in the background."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+from dos.checkpoint.capture_ring import CaptureRing
+from dos.checkpoint.handle import Handle
+from dos.checkpoint.saving import begin_save
+from dos.checkpoint.storage import make_storage
+from dos.config import DeepSpeedCheckpoint
+from dos.errors import CheckpointError
+from dos.integrations.deepspeed_objects import by_fields
+from dos.integrations.deepspeed_tags import is_tag, open_tag
+from dos.memory.gates import Gates, HeldState
+
+_log = logging.getLogger(__name__)
+
+
+class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+    """Saves what upstream hands over for a tag as one checkpoint, without stopping the training.
+
+    All ranks have one, and call everything together as they call upstream's.
+
+    Args:
+        options: of the configuration.
+
+    Attributes:
+        options: as given.
+        storage: the file system.
+        gates: closed while what only a step changes is written where it lies.
+        loaded: states by the names of their files, read before upstream asks for them.
+    """
+
+    def __init__(self, options: DeepSpeedCheckpoint) -> None:
+        super().__init__()
+        self.name = type(self).__name__
+        self.options, self.storage, self.gates = options, make_storage(), Gates()
+        self.loaded: dict[str, Any] = {}
+        self._ring = CaptureRing(options.ring_bytes)
+        self._open = ""  # the directory of the tag that is being saved
+        self._files: dict[str, Any] = {}
+        self._saves: list[Handle] = []  # of which it is not known whether they succeed
+        atexit.register(self.cleanup)
+
+    def create(self, info: object) -> None:
+        """Nothing: see `saving`."""
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Make a directory; that of a tag appears when all that is in it is durable."""
+        if os.path.abspath(path) != self._open:
+            os.makedirs(path, exist_ok=exist_ok)
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Take a file of the tag that is open; write any other as torch does, in one step."""
+        directory, name = os.path.split(os.path.abspath(path))
+        if directory == self._open:
+            self._files[name] = by_fields(state_dict)
+            return
+        new = os.path.join(directory, f".{name}.new")
+        with open(new, "wb") as file:
+            torch.save(state_dict, file)
+            file.flush()
+            os.fsync(file.fileno())
+        self.storage.rename(new, os.path.join(directory, name))
+        self.storage.fsync_directory(directory)
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """What was saved in a file, by us or by torch.
+
+        Raises:
+            FormatError: the tag has no such file, or one that cannot be read so.
+            IntegrityError: damaged bytes.
+        """
+        directory, name = os.path.split(os.path.abspath(path))
+        name = getattr(path, "name", name)
+        if not is_tag(directory):
+            return torch.load(path, map_location=map_location, weights_only=False)
+        if name in self.loaded:
+            return self.loaded[name]
+        # By its functions upstream says that a tensor shall stay in host memory.
+        device = None if callable(map_location) else map_location
+        tag = open_tag(directory, self.storage)
+        return tag.read(name, map_location=device, trusted=self.options.trusted)
+
+    def commit(self, info: object) -> bool:
+        """Nothing: a tag is committed once it is durable on all ranks."""
+        return True
+
+    def get_commit_info(self) -> None:
+        """None, so that upstream neither waits nor writes `latest`."""
+
+    def is_decoupled(self) -> bool:
+        """True, so that upstream does not write `latest` as `save_checkpoint` returns."""
+        return True
+
+    def preserves_storage_sharing(self) -> bool:
+        """False: of views what they show is written, so that nothing need be cloned before."""
+        return False
+
+    def cleanup(self) -> None:
+        """Wait until the last save is durable; idempotent.
+
+        A save that fails is logged, and one that takes longer than `close_timeout_s` is left alone.
+        """
+        try:
+            self.wait(self.options.close_timeout_s)
+        except FutureTimeoutError:
+            _log.error("the last save is not durable after %g s", self.options.close_timeout_s)
+        else:
+            self._ring.close()
+
+    @contextmanager
+    def saving(
+        self, path: str, hold: Callable[[str], HeldState], *, latest: bool
+    ) -> Iterator[None]:
+        """Within this, what upstream saves in a directory is a tag; at its end all is frozen.
+
+        Args:
+            path: the directory.
+            hold: holds, for what it is told, what does not change before the next step.
+            latest: make the file `latest` beside it name it, once it is durable.
+
+        Raises:
+            CheckpointError: it cannot be saved; or one before it failed, and this one is under way.
+        """
+        path = os.path.abspath(path)
+        failed = self._failed()
+        self._open = path
+        try:
+            yield
+            self._begin(path, hold, latest=latest)
+        finally:
+            self._open, self._files = "", {}
+        if failed is not None:
+            raise CheckpointError(
+                f"a save before this one failed: {failed}", where=path, fix="this one is under way"
+            )
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until no save is under way, whether it succeeds or not. TimeoutError: one still is."""
+        if self._saves:
+            self._saves[-1].durable.exception(timeout_s)
+
+    def _begin(self, path: str, hold: Callable[[str], HeldState], *, latest: bool) -> None:
+        if self._saves and os.path.dirname(self._saves[-1].path) != os.path.dirname(path):
+            self.wait()  # saves in one directory follow each other; the ring serves one at a time
+        held = [hold(os.path.basename(path))]
+        handle = begin_save(
+            self._files, path, held=held, ring=self._ring, latest=latest, storage=self.storage
+        )
+        self._saves.append(handle)
+
+    def _failed(self) -> BaseException | None:
+        """Why a save failed that nobody was told of."""
+        over = [save for save in self._saves if save.durable.done()]
+        self._saves = [save for save in self._saves if save not in over]
+        return next(filter(None, (save.durable.exception() for save in over)), None)
