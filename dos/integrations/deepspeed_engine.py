@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 
 from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.handle import Handle
+from dos.checkpoint.ranks import Ranks
+from dos.checkpoint.rounds import Round
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.storage import make_storage
 from dos.config import DeepSpeedCheckpoint
@@ -24,6 +26,9 @@ from dos.integrations.deepspeed_tags import is_tag, open_tag
 from dos.memory.gates import Gates, HeldState
 
 _log = logging.getLogger(__name__)
+
+_EXIT_S = 60.0
+"""How long a process that ends waits for the others to end, too."""
 
 
 class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
@@ -36,6 +41,7 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
     Attributes:
         options: as given.
+        ranks: all of the default process group.
         storage: the file system.
         gates: closed while what only a step changes is written where it lies.
         loaded: states by the names of their files, read before upstream asks for them.
@@ -45,12 +51,15 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         super().__init__()
         self.name = type(self).__name__
         self.options, self.storage, self.gates = options, make_storage(), Gates()
+        self.ranks = Ranks.of(commit_timeout_s=options.commit_timeout_s)
         self.loaded: dict[str, Any] = {}
         self._ring = CaptureRing(options.ring_bytes)
         self._open = ""  # the directory of the tag that is being saved
         self._files: dict[str, Any] = {}
-        self._saves: list[Handle] = []  # of which it is not known whether they succeed
-        atexit.register(self.cleanup)
+        self._saves: dict[int, tuple[str, Handle]] = {}  # whose end nobody was told of
+        self._begun = 0
+        self._proven = self.ranks.world == 1
+        atexit.register(self._at_exit)
 
     def create(self, info: object) -> None:
         """Nothing: see `saving`."""
@@ -134,34 +143,75 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             CheckpointError: it cannot be saved; or one before it failed, and this one is under way.
         """
         path = os.path.abspath(path)
-        failed = self._failed()
+        failed = self._failures()
+        self._begun += 1
         self._open = path
         try:
-            yield
-            self._begin(path, hold, latest=latest)
+            try:
+                yield
+                self._make_ready(os.path.dirname(path))
+                held = [hold(os.path.basename(path))]
+            except BaseException as error:
+                Round(self.ranks, self.storage, path).fail(error)
+                raise
+            self._saves[self._begun] = (
+                path,
+                begin_save(
+                    self._files,
+                    path,
+                    held=held,
+                    ring=self._ring,
+                    latest=latest,
+                    storage=self.storage,
+                    ranks=self.ranks,
+                ),
+            )
         finally:
             self._open, self._files = "", {}
-        if failed is not None:
+        if failed:
             raise CheckpointError(
-                f"a save before this one failed: {failed}", where=path, fix="this one is under way"
+                f"a save before this one failed: {failed[0]}",
+                where=path,
+                fix="this one is under way",
             )
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until no save is under way, whether it succeeds or not. TimeoutError: one still is."""
-        if self._saves:
-            self._saves[-1].durable.exception(timeout_s)
+        for _, handle in self._saves.values():
+            handle.durable.exception(timeout_s)
 
-    def _begin(self, path: str, hold: Callable[[str], HeldState], *, latest: bool) -> None:
-        if self._saves and os.path.dirname(self._saves[-1].path) != os.path.dirname(path):
+    def agree(self, value: Any) -> list[Any]:
+        """The values of all ranks, which call this together."""
+        values = [value] * self.ranks.world
+        if self.ranks.world > 1:
+            torch.distributed.all_gather_object(values, value)
+        return values
+
+    def _make_ready(self, directory: str) -> None:
+        if any(os.path.dirname(path) != directory for path, _ in self._saves.values()):
             self.wait()  # saves in one directory follow each other; the ring serves one at a time
-        held = [hold(os.path.basename(path))]
-        handle = begin_save(
-            self._files, path, held=held, ring=self._ring, latest=latest, storage=self.storage
-        )
-        self._saves.append(handle)
+        if not self._proven:
+            self.ranks.prove_shared(self.storage, directory)
+            self._proven = True
 
-    def _failed(self) -> BaseException | None:
-        """Why a save failed that nobody was told of."""
-        over = [save for save in self._saves if save.durable.done()]
-        self._saves = [save for save in self._saves if save not in over]
-        return next(filter(None, (save.durable.exception() for save in over)), None)
+    def _failures(self) -> list[str]:
+        """Why saves failed that nobody was told of, the same on all ranks.
+
+        A failure is one of all ranks, which may hear of it at different times.
+        """
+        over = {
+            number: handle.durable.exception()
+            for number, (_, handle) in self._saves.items()
+            if handle.durable.done()
+        }
+        told: dict[int, str] = {}
+        for failures in self.agree({n: str(error) for n, error in over.items() if error}):
+            told.update(failures)
+        for number in {n for n, error in over.items() if error is None} | told.keys():
+            self._saves.pop(number, None)
+        return [told[number] for number in sorted(told)]
+
+    def _at_exit(self) -> None:
+        self.cleanup()
+        if self._begun:  # the store that the others still need may live in this process
+            self.ranks.close(_EXIT_S)

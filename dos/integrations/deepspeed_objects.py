@@ -51,7 +51,7 @@ def rebuilt(state: Any) -> Any:
             state[key] = rebuilt(value)
     elif isinstance(state, UpstreamObject):
         kind = next(kind for kind in _those(*_BY_FIELDS) if kind.__name__ == state.kind)
-        made = object.__new__(kind)
+        made: Any = object.__new__(kind)
         vars(made).update(state.fields)
         return made
     return state

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -83,17 +84,22 @@ class TagReader:
             )
         return rebuilt(state[name])
 
-    def check(self, rank: int, world: int) -> None:
-        """Compare the checksums of one of `world` shares of the files.
+    def check(self, rank: int, world: int, but: Container[str]) -> None:
+        """Compare the checksums of one of `world` shares of what is there.
+
+        Args:
+            rank: which share.
+            world: how many.
+            but: names of files that were read.
 
         Raises:
             IntegrityError: the first damage.
         """
-        for its in sorted(set(self.rank_of.values())):
-            if its % world == rank:
-                with Opened(self.path, self.storage, its) as opened:
-                    for file in opened.files:
-                        ChunkReader(self.storage, Wanted(file), verify=True).check()
+        left = {its for name, its in self.rank_of.items() if name not in but}
+        for its in sorted(its for its in left if its % world == rank):
+            with Opened(self.path, self.storage, its) as opened:
+                for file in opened.files:
+                    ChunkReader(self.storage, Wanted(file), verify=True).check()
 
     def find(self, pattern: str) -> list[FoundPath]:
         """The files whose names a glob matches, sorted by name."""

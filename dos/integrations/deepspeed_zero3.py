@@ -15,7 +15,9 @@ from deepspeed.utils import log_dist
 
 from dos.config import DOSConfig
 from dos.errors import IntegrationError
+from dos.integrations import deepspeed_checkpoint
 from dos.integrations import zero3_seams as seams
+from dos.integrations.deepspeed_options import read_checkpoint
 from dos.integrations.zero3_config import (
     SECTION,
     check_combination,
@@ -46,6 +48,7 @@ def register() -> None:
     DeepSpeedEngine._configure_zero_optimizer = _attaching(
         DeepSpeedEngine._configure_zero_optimizer
     )
+    deepspeed_checkpoint.register()
 
 
 def attach(engine: Any, **options: Any) -> Zero3Session:
@@ -137,6 +140,7 @@ def _reading_config(original: Any) -> Any:
     @functools.wraps(original)
     def initialize_params(self: Any, param_dict: dict[str, Any]) -> None:
         options = read_section(param_dict)
+        read_checkpoint(param_dict)  # refuses what is wrong in it before anything is made
         original(self, without_section(param_dict))
         if options is not None:
             # A torch.optim.AdamW of the caller does as well: its step is not used.

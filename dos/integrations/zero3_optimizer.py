@@ -80,7 +80,7 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
         """As upstream's.
 
         Raises:
-            ConfigError: a step failed half-way, so that the state is of two steps.
+            ConfigError: a step or a load failed half-way, so that the state is of two steps.
         """
         self._dos.engine.whole.check("state_dict")
         return super().state_dict()
@@ -91,6 +91,7 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
         super().load_state_dict(*args, **kwargs)
         with torch.no_grad():
             self._dos.adopt()
+        self._dos.engine.whole.load_ended()
 
     def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
         """As upstream's, which gives all param groups the hyperparameters of the first."""
