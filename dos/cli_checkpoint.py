@@ -73,9 +73,13 @@ def verify(path: Checkpoint, as_json: AsJson = False) -> None:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="a checkpoint, .pt, safetensors or DCP")],
+    source: Annotated[
+        str, typer.Argument(help="a checkpoint, .pt, safetensors, DCP or a tag of DeepSpeed's")
+    ],
     target: Annotated[str, typer.Argument(help="what to write")],
-    to: Annotated[Literal["dos", "pt", "safetensors", "dcp"], typer.Option(help="its form")],
+    to: Annotated[
+        Literal["dos", "pt", "safetensors", "dcp", "deepspeed"], typer.Option(help="its form")
+    ],
     only: Annotated[str | None, typer.Option(help="pattern of paths; * matches / too")] = None,
     part: Annotated[str | None, typer.Option(help="keys joined by `.` to what is written")] = None,
     trusted: Annotated[bool, typer.Option("--trusted", help="unpickle: may run any code")] = False,
@@ -83,9 +87,14 @@ def convert(
 ) -> None:
     """Write a checkpoint in another form."""
     with own_stdout() as stdout:
-        from dos.checkpoint.convert import convert as run
+        from dos.integrations.deepspeed_convert import convert_deepspeed, is_deepspeed
 
-        run(source, target, to, only=only, part=part, trusted=trusted)
+        if to == "deepspeed" or is_deepspeed(source):
+            convert_deepspeed(source, target, to, only=only, part=part, trusted=trusted)
+        else:
+            from dos.checkpoint.convert import convert as run
+
+            run(source, target, to, only=only, part=part, trusted=trusted)
         said: dict[str, Any] = {"source": source, "target": target, "to": to}
         typer.echo(json.dumps(said) if as_json else f"wrote {target}", file=stdout)
 

@@ -89,18 +89,23 @@ def convert(
     if to == "dos":
         save(state, there).result()
     elif to == "pt":
-        _atomically(there, lambda new: torch.save(state, new))
+        atomically(there, lambda new: torch.save(state, new))
     elif to == "safetensors":
-        _atomically(there, lambda new: _write_shards(state, new, shard_bytes))
+        atomically(there, lambda new: _write_shards(state, new, shard_bytes))
     else:
-        _atomically(there, lambda new: _write_dcp(state, new))
+        atomically(there, lambda new: _write_dcp(state, new))
 
 
 def _read_own(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
     return load(path, only=only, allow=allow, trusted=trusted)
 
 
-def _read_torch(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
+def read_torch(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
+    """The state of a torch file, mapped where that can be; all of it, whatever `only` says.
+
+    Raises:
+        FormatError: it holds classes that are neither known to torch nor in `allow`.
+    """
     with torch.serialization.safe_globals(list(allow)):
         try:
             return torch.load(path, map_location="cpu", weights_only=not trusted, mmap=True)
@@ -143,7 +148,7 @@ def _read_dcp(path: Path, only: str | None, allow: Iterable[type], trusted: bool
 
 _READERS: dict[Form, Callable[[Path, str | None, Iterable[type], bool], Any]] = {
     "dos": _read_own,
-    "pt": _read_torch,
+    "pt": read_torch,
     "safetensors": _read_safetensors,
     "dcp": _read_dcp,
 }
@@ -244,7 +249,7 @@ def _named_tensors(state: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield from _named_tensors(child, f"{path}.{key}" if path else str(key))
 
 
-def _atomically(target: Path, write: Callable[[Path], None]) -> None:
+def atomically(target: Path, write: Callable[[Path], None]) -> None:
     """Write beside a name, then take it: no half of a file bears it."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
