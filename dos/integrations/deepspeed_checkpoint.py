@@ -13,10 +13,11 @@ from deepspeed.runtime import engine as upstream
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.module import PipelineModule
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.utils import mixed_precision_linkage
 
 from dos.checkpoint.storage import make_storage
 from dos.errors import IntegrationError
-from dos.integrations.deepspeed_engine import DOSCheckpointEngine
+from dos.integrations.deepspeed_engine import DOSCheckpointEngine, await_all_captured
 from dos.integrations.deepspeed_held import hold_until_step
 from dos.integrations.deepspeed_loading import Target, load_checked
 from dos.integrations.deepspeed_options import read_checkpoint
@@ -31,6 +32,8 @@ def register() -> None:
     upstream.create_checkpoint_engine = _choosing(upstream.create_checkpoint_engine)
     for name, wrap in _WRAPPED.items():
         setattr(DeepSpeedEngine, name, wrap(getattr(DeepSpeedEngine, name)))
+    for home, name in _SETTERS:
+        setattr(home, name, _setting(getattr(home, name), name))
     PipelineModule.ckpt_layer_path_list = _finding_layers(PipelineModule.ckpt_layer_path_list)
 
 
@@ -141,6 +144,15 @@ def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     return take_model_step
 
 
+def _setting(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setter(*args: Any, **kwargs: Any) -> Any:
+        await_all_captured(name)
+        return original(*args, **kwargs)
+
+    return setter
+
+
 def _destroying(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def destroy(self: Any) -> Any:
@@ -183,3 +195,10 @@ _WRAPPED = {
     "destroy": _destroying,
     "_get_all_ckpt_names": _finding_files,
 }
+
+# What upstream's public setters of masters and state come down to.
+_SETTERS = (
+    (DeepSpeedZeroOptimizer_Stage3, "set_full_hp_param"),
+    (DeepSpeedZeroOptimizer_Stage3, "set_local_hp_param"),
+    (mixed_precision_linkage, "set_full_hp_param"),
+)

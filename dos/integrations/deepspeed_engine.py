@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
@@ -27,6 +28,8 @@ from dos.memory.gates import Gates, HeldState
 
 _log = logging.getLogger(__name__)
 
+_engines: WeakSet[DOSCheckpointEngine] = WeakSet()
+
 _EXIT_S = 60.0
 """How long a process that ends waits for the others to end, too."""
 
@@ -43,7 +46,7 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         options: as given.
         ranks: all of the default process group.
         storage: the file system.
-        gates: closed while what only a step changes is written where it lies.
+        gates: closed while what only a step of upstream's changes is written where it lies.
         loaded: states by the names of their files, read before upstream asks for them.
     """
 
@@ -58,8 +61,10 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._files: dict[str, Any] = {}
         self._saves: dict[int, tuple[str, Handle]] = {}  # whose end nobody was told of
         self._begun = 0
+        self._in_use = self.gates  # by what is held
         self._proven = self.ranks.world == 1
         atexit.register(self._at_exit)
+        _engines.add(self)
 
     def create(self, info: object) -> None:
         """Nothing: see `saving`."""
@@ -150,7 +155,8 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             try:
                 yield
                 self._make_ready(os.path.dirname(path))
-                held = [hold(os.path.basename(path))]
+                held = hold(os.path.basename(path))
+                self._in_use = held.gates
             except BaseException as error:
                 Round(self.ranks, self.storage, path).fail(error)
                 raise
@@ -159,7 +165,7 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 begin_save(
                     self._files,
                     path,
-                    held=held,
+                    held=[held],
                     ring=self._ring,
                     latest=latest,
                     storage=self.storage,
@@ -179,6 +185,14 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """Until no save is under way, whether it succeeds or not. TimeoutError: one still is."""
         for _, handle in self._saves.values():
             handle.durable.exception(timeout_s)
+
+    def await_captured(self, what: str) -> None:
+        """Wait until nothing is held, for `what` is about to change it.
+
+        Raises:
+            PoolError: a capture does not end.
+        """
+        self._in_use.wait(what)
 
     def agree(self, value: Any) -> list[Any]:
         """The values of all ranks, which call this together."""
@@ -215,3 +229,9 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self.cleanup()
         if self._begun:  # the store that the others still need may live in this process
             self.ranks.close(_EXIT_S)
+
+
+def await_all_captured(what: str) -> None:
+    """As `DOSCheckpointEngine.await_captured`, of all there are."""
+    for engine in list(_engines):
+        engine.await_captured(what)

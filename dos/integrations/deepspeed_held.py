@@ -17,10 +17,14 @@ def hold_until_step(engine: Any, gates: Gates, what: str) -> HeldState:
     """Hold the trained weights, masters and optimizer state of an engine of DeepSpeed.
 
     Args:
-        engine: of DeepSpeed.
-        gates: that `step` waits for.
+        engine: of DeepSpeed. Where this library updates its state, the update waits by itself.
+        gates: that any other step has to wait for.
         what: names the capture in messages.
     """
+    session = getattr(engine.optimizer, "_dos", None)
+    if session is not None:
+        held: HeldState = session.engine.hold(what)[0]
+        return held
     holds: list[Hold] = []
     for place, begin, end in _merged(_ranges(engine)):
         for at in range(begin, end, _PART_BYTES):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import torch
+
 _BY_FIELDS = ("deepspeed.runtime.fp16.loss_scaler", ("LossScaler", "DynamicLossScaler"))
 _KNOWN = (
     ("deepspeed.runtime.zero.config", ("ZeroStageEnum",)),
@@ -36,9 +38,16 @@ def classes() -> list[type]:
 
 
 def by_fields(state: Any) -> Any:
-    """The state with DeepSpeed's objects, as they are now, in a form that can be saved."""
+    """The state with DeepSpeed's objects, as they are now, in a form that can be saved.
+
+    Tensors are others over the same memory, which they keep whatever becomes of the ones given.
+    """
     if type(state) is dict:
         return {key: by_fields(value) for key, value in state.items()}
+    if type(state) is list:
+        return [by_fields(value) for value in state]
+    if type(state) in (torch.Tensor, torch.nn.Parameter):
+        return state.detach()
     if type(state).__name__ in _BY_FIELDS[1] and type(state) in _those(*_BY_FIELDS):
         return UpstreamObject(type(state).__name__, dict(vars(state)))
     return state
