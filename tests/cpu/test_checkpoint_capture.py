@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,8 +19,7 @@ from dos.checkpoint.format import CHUNK_BYTES
 from dos.checkpoint.posix import PosixFile, PosixQueue, PosixStorage
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.storage import make_storage
-
-WAIT_S = 60
+from tests.gated_disk import WAIT_S, Gated
 
 
 class Part(NamedTuple):
@@ -52,24 +50,6 @@ class Owner:
 
     def abandon(self) -> None:
         self.abandoned = True
-
-
-class Gated(PosixStorage):
-    """A disk that takes nothing until it is opened."""
-
-    def __init__(self) -> None:
-        self.open_now = threading.Event()
-
-    def queue(self, *, depth: int = 32, registered: Sequence[memoryview] = ()) -> PosixQueue:
-        outer = self
-
-        class Waiting(PosixQueue):
-            def completed(self, *, wait: bool) -> list[tuple[int, OSError | None]]:
-                if wait:
-                    assert outer.open_now.wait(WAIT_S)
-                return super().completed(wait=wait) if outer.open_now.is_set() else []
-
-        return Waiting()
 
 
 def lease(n_bytes: int) -> torch.Tensor:
