@@ -65,7 +65,7 @@ def load_checked(
             ours.loaded = {}
         if len(candidates) == 1:
             raise damage
-        damages.append(str(damage))
+        damages.append(f"{candidate}: {damage.where}: {damage.what}")
         _log.warning("%s cannot be loaded, an older one is tried: %s", path, damage)
     if damages:
         raise IntegrityError(

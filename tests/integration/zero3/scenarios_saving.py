@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import deepspeed
+import deepspeed.utils as ds
 import torch
+from deepspeed.pipe import PipelineModule
 
 from tests.integration.zero3.saving import (
     KINDS,
@@ -63,3 +66,102 @@ def _step_exact(kind: str, folder: Path) -> dict[str, Any]:
     }
     engine.destroy()
     return result
+
+
+def step_exact_of_two() -> dict[str, Any]:
+    """The same of the kinds whose ranks write differently."""
+    found = {}
+    for kind in ("ours", "ZeRO-2 with offload"):
+        with shared_folder() as folder:
+            found[kind] = _step_exact(kind, folder)
+    return found
+
+
+def several() -> dict[str, Any]:
+    """Saves without a step between, of one name again, and of a model alone."""
+    engine = engine_of("ours")
+    engine._config.zero_config.gather_16bit_weights_on_model_save = True
+    train(engine, 0)
+    saved = picture(engine)
+    found: dict[str, Any] = {}
+    with shared_folder() as folder:
+        for tag in ("a", "b", "a"):
+            engine.save_checkpoint(str(folder), tag=tag)
+        engine.save_16bit_model(str(folder / "model"))
+        torch.distributed.barrier()
+        found["model"] = sorted(torch.load(folder / "model" / "pytorch_model.bin"))
+        found["left"] = [path.name for path in (folder / "model").iterdir()]
+        train(engine, 1)
+        engine.save_checkpoint(str(folder), tag="c", save_latest=False)
+        ours = engine.checkpoint_engine
+        found["contract"] = (
+            ours.is_decoupled(),
+            ours.get_commit_info(),
+            ours.preserves_storage_sharing(),
+        )
+        engine.destroy()
+        ours.cleanup()
+        torch.distributed.barrier()
+        found["latest"] = (folder / "latest").read_text()
+        found["tags"] = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
+        engine = engine_of("ours")
+        for tag in ("a", "b"):
+            engine.load_checkpoint(str(folder), tag=tag)
+            found[f"loaded {tag}"] = differences(saved, picture(engine))
+        engine.destroy()
+        return found
+
+
+def setters() -> dict[str, Any]:
+    """Masters and state that are set right after a save, which does not have them."""
+    found = {}
+    for kind in ("ours", "ZeRO-2 with offload"):
+        engine = engine_of(kind)
+        train(engine, 0)
+        saved, disk = picture(engine), gate(engine)
+        weight = engine.module.block.weight
+        with shared_folder() as folder:
+            engine.save_checkpoint(str(folder))
+            open_soon(disk)
+            ds.safe_set_full_fp32_param(weight, torch.zeros(1500, 1500))
+            ds.safe_set_full_optimizer_state(weight, torch.ones(1500, 1500), "exp_avg")
+            engine.destroy()
+            engine = engine_of(kind)
+            engine.load_checkpoint(str(folder))
+        found[kind] = differences(saved, picture(engine))
+        engine.destroy()
+    return found
+
+
+def pipeline() -> dict[str, Any]:
+    """A pipeline engine, which calls the step by itself, saves each layer in a file."""
+    engine = _pipeline()
+    ones = torch.ones(4, 1500, dtype=torch.bfloat16)
+    batches = iter([(ones * n, ones) for n in range(9)])
+    engine.train_batch(batches)
+    saved, disk = picture(engine), gate(engine)
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder))
+        open_soon(disk)
+        engine.train_batch(batches)
+        engine.destroy()
+        engine = _pipeline()
+        engine.load_checkpoint(str(folder))
+        result = differences(saved, picture(engine))
+        engine.destroy()
+    return {"loaded": result}
+
+
+def _pipeline() -> Any:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(1500, 1500), torch.nn.Tanh(), torch.nn.Linear(1500, 1500)]
+    engine, *_ = deepspeed.initialize(
+        model=PipelineModule(layers, num_stages=1, loss_fn=torch.nn.functional.mse_loss),
+        config={
+            "train_micro_batch_size_per_gpu": 4,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 6}},
+            **KINDS["ZeRO-1"],
+        },
+    )
+    return engine

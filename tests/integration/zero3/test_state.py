@@ -66,16 +66,18 @@ def test_zero_to_fp32_finds_the_masters(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize(
-    ("writers", "readers"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
+    ("writers", "readers", "saved_by"),
+    [(2, 1, "us"), pytest.param(1, 2, "torch", marks=pytest.mark.slow)],
 )
 def test_a_universal_checkpoint_loads_on_another_number_of_ranks(
-    writers: int, readers: int, tmp_path: Path
+    writers: int, readers: int, saved_by: str, tmp_path: Path
 ) -> None:
     pytest.importorskip("deepspeed")
 
     def run(scenario: str, ranks: int) -> Outcome | str:
         name = f"tests.integration.zero3.scenarios_universal.{scenario}"
-        return run_world([name], ranks, DS_ACCELERATOR="cpu", CHECKPOINTS=str(tmp_path))[name]
+        around = {"DS_ACCELERATOR": "cpu", "CHECKPOINTS": str(tmp_path), "SAVED_BY": saved_by}
+        return run_world([name], ranks, **around)[name]
 
     written, read = run("write", writers), run("read", readers)
     assert isinstance(written, Outcome), written
@@ -83,3 +85,6 @@ def test_a_universal_checkpoint_loads_on_another_number_of_ranks(
     assert written.first["groups"] == read.first["groups"]
     for name, value in written.first["state"].items():
         assert torch.equal(value, read.first["state"][name]), name
+    # Saved last, by processes that ended at once.
+    assert (tmp_path / "latest").read_text() == "last"
+    assert any((tmp_path / "last").iterdir())
