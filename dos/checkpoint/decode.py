@@ -133,11 +133,12 @@ class Decoder:
 
     def _parts(self, nodes: Iterable[Node], path: str) -> list[Any]:
         """Keys and parts of one value: wanted because that is."""
-        wants, self._wants = self._wants, lambda _: True
+        wants, kept = self._wants, self._kept
+        self._wants = lambda _: True
         try:
             return [self.decode(node, path) for node in nodes]
         finally:
-            self._wants = wants
+            self._wants, self._kept = wants, kept
 
     def _mapping(self, body: Node, path: str) -> dict[Any, Any]:
         if isinstance(body, dict):

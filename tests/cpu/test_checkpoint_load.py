@@ -47,6 +47,18 @@ def test_only_what_a_pattern_matches_comes_back(saved: Path) -> None:
     assert back["optimizer"] == [None, {"step": 3}, None]
 
 
+def test_containers_are_left_out_though_their_keys_and_metadata_have_parts(tmp_path: Path) -> None:
+    state = {"module": torch.nn.Tanh().state_dict(), "numbers": {1: 2}, "wanted": 3}
+    dos.checkpoint.save(state, tmp_path / "saved").result()
+    assert dos.checkpoint.load(tmp_path / "saved", only="wanted") == {"wanted": 3}
+
+
+def test_an_empty_container_is_matched_by_its_path(tmp_path: Path) -> None:
+    state = {"module": torch.nn.Tanh().state_dict(), "other": 3}
+    dos.checkpoint.save(state, tmp_path / "saved").result()
+    assert dos.checkpoint.load(tmp_path / "saved", only="module") == {"module": {}}
+
+
 def test_a_class_that_is_left_out_need_not_be_allowed(saved: Path) -> None:
     assert list(dos.checkpoint.load(saved, only="array")) == ["array"]
     with pytest.raises(dos.FormatError, match=r"config.*Config"):

@@ -7,6 +7,13 @@ import pytest
 
 def scenario(name: str, *ranks: int) -> pytest.MarkDecorator:
     """Give a test the `outcome` of `MODULE.FUNCTION`, once per number of ranks."""
-    full = f"tests.integration.zero3.{name}"
-    params = [pytest.param((full, count), id=f"{count} ranks") for count in ranks]
+    return scenarios(*((name, count) for count in ranks))
+
+
+def scenarios(*asked: tuple[str, int]) -> pytest.MarkDecorator:
+    """Give a test the `outcome` of each of these, by a number of ranks."""
+    params = [
+        pytest.param((f"tests.integration.zero3.{name}", count), id=f"{count} ranks")
+        for name, count in asked
+    ]
     return pytest.mark.parametrize("outcome", params, indirect=True)
