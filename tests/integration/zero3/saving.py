@@ -9,12 +9,18 @@ import deepspeed
 import torch
 
 from tests.gated_disk import Gated
-from tests.integration.zero3.training import MIXED, OUT, WIDTH
+from tests.integration.zero3.training import MIXED, OUT, WIDTH, may_persist
 
 # So little that what is held has to wait for the disk.
 RING_BYTES = 8 << 20
 CHECKPOINT: dict[str, Any] = {"deep_optimizer_states": {"checkpoint": {"ring_bytes": RING_BYTES}}}
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+ZERO_3 = {
+    "stage": 3,
+    "sub_group_size": 1_000_000,
+    "stage3_param_persistence_threshold": 2_000 if may_persist() else 0,
+    **OFFLOAD,
+}
 OURS = {
     "enabled": True,
     **MIXED,
@@ -24,17 +30,17 @@ OURS = {
 
 KINDS: dict[str, dict[str, Any]] = {
     "ours": {
-        "zero_optimization": {"stage": 3, "sub_group_size": 1_000_000, **OFFLOAD},
+        "zero_optimization": ZERO_3,
         "bf16": {"enabled": True},
         "deep_optimizer_states": OURS,
     },
     "ours with residents": {
-        "zero_optimization": {"stage": 3, "sub_group_size": 1_000_000, **OFFLOAD},
+        "zero_optimization": ZERO_3,
         "fp16": {"enabled": True, "initial_scale_power": 4},
         "deep_optimizer_states": {**OURS, "resident_ratio": 0.5},
     },
     "ZeRO-3": {
-        "zero_optimization": {"stage": 3, **OFFLOAD},
+        "zero_optimization": ZERO_3,
         "bf16": {"enabled": True},
         **CHECKPOINT,
     },

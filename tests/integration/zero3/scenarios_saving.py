@@ -136,7 +136,7 @@ def setters() -> dict[str, Any]:
 def pipeline() -> dict[str, Any]:
     """A pipeline engine, which calls the step by itself, saves each layer in a file."""
     engine = _pipeline()
-    ones = torch.ones(4, 1500, dtype=torch.bfloat16)
+    ones = torch.ones(4, 800, dtype=torch.bfloat16)
     batches = iter([(ones * n, ones) for n in range(9)])
     engine.train_batch(batches)
     saved, disk = picture(engine), gate(engine)
@@ -154,7 +154,7 @@ def pipeline() -> dict[str, Any]:
 
 def _pipeline() -> Any:
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(1500, 1500), torch.nn.Tanh(), torch.nn.Linear(1500, 1500)]
+    layers = [torch.nn.Linear(800, 800), torch.nn.Tanh(), torch.nn.Linear(800, 800)]
     engine, *_ = deepspeed.initialize(
         model=PipelineModule(layers, num_stages=1, loss_fn=torch.nn.functional.mse_loss),
         config={
