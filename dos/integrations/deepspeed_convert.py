@@ -14,6 +14,7 @@ from dos.checkpoint.draft import Draft
 from dos.checkpoint.format import FileId
 from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.reader import resolve
+from dos.checkpoint.replicas import PER_RANK
 from dos.checkpoint.rounds import Round
 from dos.checkpoint.storage import make_storage
 from dos.errors import ConfigError, IntegrationError
@@ -114,7 +115,7 @@ def from_deepspeed(
         for rank, its in sorted(names.items()):
             states = {name: _read(Path(source, name), trusted=trusted) for name in its}
             file_id = FileId(taken.file_id.checkpoint_id, rank, 0)
-            draft = Draft(file_id, states, None, lambda: None)
+            draft = Draft(file_id, {PER_RANK: states}, None, lambda: None)
             records.append(draft.write(storage, taken.partial, None, lambda n_bytes: None))
         taken.commit(records, latest=False)
 

@@ -17,6 +17,7 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import Ranks
+from dos.checkpoint.replicas import PER_RANK
 from dos.checkpoint.rounds import Round
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.storage import make_storage
@@ -163,7 +164,7 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             self._saves[self._begun] = (
                 path,
                 begin_save(
-                    self._files,
+                    {PER_RANK: self._files},
                     path,
                     held=[held],
                     ring=self._ring,

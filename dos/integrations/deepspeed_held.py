@@ -23,7 +23,7 @@ def hold_until_step(engine: Any, gates: Gates, what: str) -> HeldState:
     """
     session = getattr(engine.optimizer, "_dos", None)
     if session is not None:
-        held: HeldState = session.engine.hold(what)[0]
+        held: HeldState = session.hold(what)
         return held
     holds: list[Hold] = []
     for place, begin, end in _merged(_ranges(engine)):

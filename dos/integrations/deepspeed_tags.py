@@ -1,6 +1,7 @@
 """A tag of DeepSpeed's in a checkpoint of ours: what each file that upstream asks for holds.
 
-The tree of a rank's file has one branch for each file that upstream saved there, by its name.
+Below the key "rank", which is each rank's own, lies a branch for each file that upstream saved
+there, by its name.
 """
 
 from __future__ import annotations
@@ -17,11 +18,22 @@ from dos.checkpoint.chunks import ChunkReader, Wanted
 from dos.checkpoint.format import FileId
 from dos.checkpoint.manifest import MANIFEST
 from dos.checkpoint.opened import Opened
-from dos.checkpoint.paths import component
-from dos.checkpoint.reader import read
+from dos.checkpoint.paths import component, join
+from dos.checkpoint.reader import load
+from dos.checkpoint.replicas import PER_RANK
 from dos.checkpoint.storage import Storage
 from dos.errors import FormatError
 from dos.integrations.deepspeed_objects import classes, rebuilt
+
+
+class FoundPath(str):
+    """Path of a file of ours, at which upstream sees that there is one.
+
+    Attributes:
+        name: of the file that upstream asks for, which is a branch in it.
+    """
+
+    name: str
 
 
 class TagReader:
@@ -46,9 +58,10 @@ class TagReader:
         with Opened(path, storage) as opened:
             for file in opened.files:
                 tree = file.index.said["tree"]
-                if not isinstance(tree, dict):
-                    raise FormatError("DeepSpeed did not save this", where=path)
-                self.rank_of.update(dict.fromkeys(tree, file.header.file_id.rank))
+                names = tree.get(PER_RANK) if isinstance(tree, dict) else None
+                if not isinstance(names, dict):
+                    raise FormatError("no engine of DeepSpeed saved this", where=path)
+                self.rank_of.update(dict.fromkeys(names, file.header.file_id.rank))
 
     def read(
         self,
@@ -71,18 +84,19 @@ class TagReader:
         """
         if name not in self.rank_of:
             raise FormatError(
-                f"there is no {name}", where=self.path, fix="load it as it was saved: same ranks"
+                f"there is no {name}", where=self.path, fix="load it by as many ranks as saved it"
             )
-        with Opened(self.path, self.storage, self.rank_of[name]) as opened:
-            state = read(
-                opened,
-                None if into is None else {name: into},
-                glob.escape(component(name)),
-                map_location,
-                allow=classes(),
-                trusted=trusted,
-            )
-        return rebuilt(state[name])
+        state = load(
+            self.path,
+            None if into is None else {PER_RANK: {name: into}},
+            join(PER_RANK, glob.escape(component(name))),
+            map_location,
+            allow=classes(),
+            trusted=trusted,
+            rank=self.rank_of[name],
+            storage=self.storage,
+        )
+        return rebuilt(state[PER_RANK][name])
 
     def check(self, rank: int, world: int, but: Container[str]) -> None:
         """Compare the checksums of one of `world` shares of what is there.
@@ -96,9 +110,10 @@ class TagReader:
             IntegrityError: the first damage.
         """
         left = {its for name, its in self.rank_of.items() if name not in but}
-        for its in sorted(its for its in left if its % world == rank):
-            with Opened(self.path, self.storage, its) as opened:
-                for file in opened.files:
+        with Opened(self.path, self.storage) as opened:
+            for file in opened.files:
+                its = file.header.file_id.rank
+                if its in left and its % world == rank:
                     ChunkReader(self.storage, Wanted(file), verify=True).check()
 
     def find(self, pattern: str) -> list[FoundPath]:
@@ -109,16 +124,6 @@ class TagReader:
             found.append(FoundPath(os.path.join(self.path, file)))
             found[-1].name = name
         return found
-
-
-class FoundPath(str):
-    """Path of a file of ours, at which upstream sees that there is one.
-
-    Attributes:
-        name: of the file that upstream asks for, which is a branch in it.
-    """
-
-    name: str
 
 
 def is_tag(path: str) -> bool:

@@ -85,13 +85,16 @@ class DOSZeroOptimizer_Stage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[mi
         self._dos.engine.whole.check("state_dict")
         return super().state_dict()
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def load_state_dict(
+        self, state_dict_list: Any, load_optimizer_states: bool = True, **kwargs: Any
+    ) -> None:
         """As upstream's; the loaded state comes home."""
-        self._dos.engine.state.gates.wait("load_state_dict")
-        super().load_state_dict(*args, **kwargs)
+        self._dos.await_captured("load_state_dict")
+        super().load_state_dict(state_dict_list, load_optimizer_states, **kwargs)
         with torch.no_grad():
             self._dos.adopt()
-        self._dos.engine.whole.load_ended()
+        if load_optimizer_states:
+            self._dos.engine.whole.load_ended()
 
     def load_hp_checkpoint_state_from_checkpoint_dir_stage3(self, checkpoint_dir: str) -> None:
         """As upstream's, which gives all param groups the hyperparameters of the first."""
