@@ -100,6 +100,12 @@ def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*given.args, **given.kwargs)
 
         def targets(tag: str) -> dict[str, Target | None]:
+            if self.zero_optimization_partition_weights() and not asked["load_optimizer_states"]:
+                raise IntegrationError(
+                    "ZeRO-3 without optimizer states reads the masters from DeepSpeed's own files",
+                    where="load_checkpoint",
+                    fix=f"dos convert {os.path.join(asked['load_dir'], tag)} NEW --to deepspeed",
+                )
             return _targets(self, asked["load_dir"], tag, whole=whole)
 
         return load_checked(ours, asked["load_dir"], asked["tag"], targets, load)
