@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "DOSOptimizer": "dos.optimizer",
     "Checkpointer": "dos.checkpoint.checkpointer",
+    "CheckpointCallback": "dos.integrations.trainer_checkpoints",
     "DOSConfig": "dos.config",
     "VirtualDevice": "dos.config",
     "register_ddp": "dos.ddp",
@@ -28,6 +29,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CheckpointCallback",
     "CheckpointError",
     "Checkpointer",
     "ConfigError",
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
         PlanError,
         PoolError,
     )
+    from dos.integrations.trainer_checkpoints import CheckpointCallback
     from dos.integrations.transformers import register_transformers
     from dos.optimizer import DOSOptimizer
 

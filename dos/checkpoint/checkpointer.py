@@ -19,11 +19,13 @@ from dos.checkpoint.directory import CheckpointDirectory, Saved
 from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
+from dos.checkpoint.reader import load
 from dos.checkpoint.restoring import Restoration
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.stopping import Stopping
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.training import Models, Optimizers, Training, n_bytes_of
+from dos.checkpoint.verifying import verify
 from dos.errors import CheckpointError, ConfigError
 from dos.memory import HeldState
 
@@ -145,7 +147,7 @@ class Checkpointer:
             FormatError: something in it cannot be saved; nothing was written.
         """
         self._check_open()
-        last = self._stopping is not None and self._stopping.is_last(step)
+        last = self.is_last(step)
         if not last and self._every and step % self._every:
             return None
         if not last:
@@ -157,6 +159,30 @@ class Checkpointer:
         if failure is not None:
             raise failure
         return handle
+
+    def is_last(self, step: int) -> bool:
+        """Has SIGTERM come, and is this the step to save and leave at? `save` will then do so.
+
+        Ask at the end of every step, on every rank; where `save` is called at each, it asks.
+        """
+        return self._stopping is not None and self._stopping.is_last(step)
+
+    def newest(self) -> Restored | None:
+        """Where `restore` would go on, every byte of it checked, and nothing restored.
+
+        Raises:
+            FormatError, IntegrityError: as `restore`.
+        """
+        self._check_open()
+        self._background.wait()
+
+        def read(saved: Saved) -> Restored:
+            for damage in verify(saved.path, storage=self._storage):
+                raise damage
+            extra = load(saved.path, only="rank/extra", storage=self._storage)["rank"]["extra"]
+            return Restored(saved.step, extra, saved.path)
+
+        return newest_whole(self._directory, self._ranks, read)
 
     def restore(
         self,

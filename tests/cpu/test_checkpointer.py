@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 import dos
+import dos.checkpoint
 from dos.checkpoint import Checkpointer
+from dos.checkpoint.posix import PosixFile, PosixStorage
 from tests.cpu.checkpoint_cases import in_memory
 from tests.cpu.checkpointer_cases import Training
 from tests.cpu.state_cases import PLANS
@@ -62,6 +65,55 @@ def test_a_save_is_of_the_moment_it_was_called(tmp_path: Path) -> None:
         bits = Training(PLANS[1]).run(3).bits()
         assert checkpointer.restore(**training.parts) is not None
         assert training.bits() == bits
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_state_is_written_under_the_names_of_the_parameters(number: int, tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(PLANS[number], torch.bfloat16)
+        saved(checkpointer, training, 2)
+    held = dos.checkpoint.load(tmp_path)["optimizer"]
+    names = [name for name, _ in training.model.named_parameters()]
+    assert all(sorted(held[kind]) == names for kind in ("master", "exp_avg", "exp_avg_sq", "steps"))
+    weight = training.optimizer.state[training.model[3].weight]
+    assert torch.equal(held["exp_avg"]["3.weight"], weight["exp_avg"])
+
+
+class Slow(PosixStorage):
+    """Syncs only when it may."""
+
+    def __init__(self) -> None:
+        self.may_sync = threading.Event()
+
+    def preallocate(self, file: PosixFile, n_bytes: int) -> None:
+        self.may_sync.wait()
+        super().preallocate(file, n_bytes)
+
+
+def test_steps_wait_for_what_is_not_captured_and_the_wait_is_told(tmp_path: Path) -> None:
+    disk = Slow()
+    with Checkpointer(tmp_path, storage=disk) as checkpointer:
+        training = Training(PLANS[1])
+        disk.may_sync.set()
+        saved(checkpointer, training, 2)
+        disk.may_sync.clear()
+        checkpointer.save(3, **training.run(3).parts)
+        threading.Timer(0.2, disk.may_sync.set).start()
+        training.run(4)
+    assert checkpointer.metrics["waited_s"] > 0
+    assert checkpointer.metrics["bytes"] > 0
+    assert checkpointer.metrics["gib_per_s"] > 0
+
+
+def test_after_a_load_that_failed_the_optimizer_does_not_step(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(PLANS[1])
+        saved(checkpointer, training, 2)
+        flip(tmp_path / "step-00000002" / "rank-00000.safetensors")
+        with pytest.raises(dos.IntegrityError), pytest.warns(RuntimeWarning):
+            checkpointer.restore(**training.parts)
+        with pytest.raises(dos.ConfigError, match="load"):
+            training.run(3)
 
 
 def test_an_empty_directory_restores_none(tmp_path: Path) -> None:
@@ -168,6 +220,19 @@ def test_a_damaged_newest_falls_back_to_the_one_before(file: str, tmp_path: Path
         assert restored is not None
         assert restored.step == 1
         assert training.bits() == Training(None).run(1).bits()
+
+
+def test_the_newest_is_told_without_being_restored(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        newest = checkpointer.newest()
+        assert newest is not None
+        assert (newest.step, newest.extra["note"]) == (2, (1, "a"))
+        flip(tmp_path / "step-00000002" / "rank-00000.safetensors")
+        with pytest.warns(RuntimeWarning, match="step-00000002 is not whole"):
+            newest = checkpointer.newest()
+        assert newest is not None
+        assert newest.step == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*not whole")
