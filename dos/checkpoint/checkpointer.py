@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from dos.checkpoint.background import Background
 from dos.checkpoint.capture_ring import CaptureRing
@@ -20,7 +20,7 @@ from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
 from dos.checkpoint.reader import load
-from dos.checkpoint.restoring import Restoration
+from dos.checkpoint.restoring import Restoration, Restored
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.stopping import Stopping
 from dos.checkpoint.storage import Storage, make_storage
@@ -28,20 +28,6 @@ from dos.checkpoint.training import Models, Optimizers, Training, n_bytes_of
 from dos.checkpoint.verifying import verify
 from dos.errors import CheckpointError, ConfigError
 from dos.memory import HeldState
-
-
-class Restored(NamedTuple):
-    """Where a training goes on.
-
-    Attributes:
-        step: of the checkpoint.
-        extra: what was saved as `extra`; of an object that gives its state, that state.
-        path: the checkpoint's directory.
-    """
-
-    step: int
-    extra: Mapping[str, Any]
-    path: str
 
 
 class Checkpointer:
@@ -105,7 +91,7 @@ class Checkpointer:
         self._directory = CheckpointDirectory(path, keep, keep_every, self._storage)
         self._ranks = Ranks.of(process_group, commit_timeout_s=commit_timeout_s)
         self._ring = CaptureRing(ring_bytes)
-        self._number = self._open_directory()
+        self._number = self._directory.open(self._ranks)
         grace_s = sigterm_grace_s
         self._stopping = None if grace_s is None else Stopping(grace_s, self._ranks)
         self._close_timeout_s = close_timeout_s
@@ -322,16 +308,6 @@ class Checkpointer:
 
         self._background.add(path, handle, durable)
         return handle
-
-    def _open_directory(self) -> int:
-        """Make it ready on all ranks; the number of the next checkpoint."""
-        if self._ranks.world > 1:
-            self._ranks.prove_shared(self._storage, self._directory.path)
-        number = 0
-        if self._ranks.rank == 0:
-            self._directory.clear()
-            number = self._directory.next_number()
-        return int(self._ranks.exchange("number", number)[0])
 
     def _close(self, *, await_ranks: bool) -> None:
         """See `close`. A process that has failed does not wait for others, who wait for it."""

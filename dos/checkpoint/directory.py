@@ -23,6 +23,7 @@ from dos.checkpoint.commit import remove, replace_durably
 from dos.checkpoint.format import FILE_NAME
 from dos.checkpoint.manifest import MANIFEST, FileRecord, parse_manifest
 from dos.checkpoint.owner import clear_dead
+from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.storage import Storage
 from dos.errors import CheckpointError, ConfigError, DOSError, IntegrityError
 from dos.memory.sizes import bytes_text
@@ -72,14 +73,22 @@ class CheckpointDirectory:
         """Where the checkpoint of a step is."""
         return os.path.join(self.path, f"step-{step:08d}")
 
-    def clear(self) -> None:
-        """Remove what dead processes left that were building checkpoints here."""
-        if self._names():
-            clear_dead(self._storage, self.path, _NAMES)
+    def open(self, ranks: Ranks) -> int:
+        """Make it ready for all ranks, who call this together; the number of the next checkpoint.
 
-    def next_number(self) -> int:
-        """Of the next checkpoint: its id begins with it."""
-        return 1 + max((number for number, _ in self._numbered()), default=0)
+        What dead processes left that were building checkpoints here is removed.
+
+        Raises:
+            CheckpointError: the ranks do not share it, or it cannot be listed.
+        """
+        if ranks.world > 1:
+            ranks.prove_shared(self._storage, self.path)
+        number = 0
+        if ranks.rank == 0:
+            if self._names():
+                clear_dead(self._storage, self.path, _NAMES)
+            number = 1 + max((number for number, _ in self._numbered()), default=0)
+        return int(ranks.exchange("number", number)[0])
 
     def saved(self) -> list[Saved]:
         """All checkpoints, the one written last at the end."""

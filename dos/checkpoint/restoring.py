@@ -6,7 +6,7 @@ import glob
 from collections.abc import Mapping
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 from dos.checkpoint.contents import Contents
 from dos.checkpoint.names import ModelNames
@@ -19,6 +19,20 @@ from dos.errors import ConfigError, FormatError
 from dos.memory.pieces import Pieces
 
 _Place = tuple[str, ...]
+
+
+class Restored(NamedTuple):
+    """Where a training goes on.
+
+    Attributes:
+        step: of the checkpoint.
+        extra: what was saved as `extra`; of an object that gives its state, that state.
+        path: the checkpoint's directory.
+    """
+
+    step: int
+    extra: Mapping[str, Any]
+    path: str
 
 
 class Restoration:

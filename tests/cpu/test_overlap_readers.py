@@ -34,17 +34,6 @@ class ReadsByHand(torch.nn.Module):
         return x @ self.child[-1].weight.T
 
 
-class ReadsByHand(torch.nn.Module):
-    """A parent that does not call its child."""
-
-    def __init__(self, child: torch.nn.Sequential) -> None:
-        super().__init__()
-        self.child = child
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.child[-1].weight.T
-
-
 # --- what is protected without a call ------------------------------------------------------------
 
 
@@ -63,28 +52,6 @@ def evaluate(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
 
 def functional_call(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
     return torch.func.functional_call(model, dict(model.named_parameters()), batch(9))
-
-
-def without_gradients(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
-    """Reads a child by hand, which training calls."""
-    by_hand = ReadsByHand(model)
-    with torch.no_grad():
-        return by_hand(batch(9))
-
-
-def functional_call_of_others(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
-    """Other tensors stand for the parameters, in the same memory."""
-    others = {name: p.detach() for name, p in model.named_parameters()}
-    return torch.func.functional_call(model, others, batch(9))
-
-
-def gradients_per_sample(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
-    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(model, parameters, x[None]).square().mean()
-
-    others = {name: p.detach() for name, p in model.named_parameters()}
-    found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(others, batch(9))
-    return [its.clone() for its in found.values()]
 
 
 def without_gradients(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
@@ -196,11 +163,6 @@ def matmul(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
 
 def parameters(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
     return [p.detach().clone() for p in model.parameters()]
-
-
-def clamp(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:
-    with torch.no_grad():
-        return [p.clamp_(-0.05, 0.05).clone() for p in model.parameters()]
 
 
 def clamp(model: torch.nn.Sequential, optimizer: dos.DOSOptimizer) -> Any:

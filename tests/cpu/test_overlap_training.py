@@ -149,31 +149,6 @@ class TiedByHand(torch.nn.Module):
         return torch.nn.functional.linear(hidden, self.embed.weight)
 
 
-class Scripted(torch.nn.Module):
-    """A child in TorchScript, which takes no hooks on its state dict."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = torch.jit.script(torch.nn.Linear(WIDTH, WIDTH))
-        self.last = torch.nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.inner(x))
-
-
-class TiedByHand(torch.nn.Module):
-    """An embedding whose weight the output reads, without a module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = torch.nn.Embedding(WIDTH, WIDTH)
-        self.middle = torch.nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.middle(self.embed(torch.arange(len(x))) + x)
-        return torch.nn.functional.linear(hidden, self.embed.weight)
-
-
 class Recomputed(torch.nn.Module):
     """A child that backward calls again."""
 
@@ -272,56 +247,6 @@ def test_a_model_that_is_compiled_in_mid_training_reads_new_weights(gate: Gate) 
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
-def test_a_state_dict_with_a_part_in_torchscript_is_new(gate: Gate) -> None:
-    def run(overlap_forward: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = Scripted()
-        optimizer = make_optimizer(model, overlap_forward=overlap_forward, **DEVICES["virtual"])
-        for step in range(3):
-            model(batch(step)).square().mean().backward()
-            gate.close()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [value.clone() for value in model.inner.state_dict().values()]
-
-    assert all(map(torch.equal, run(True), run(False)))
-
-
-def test_weights_are_saved_anew_after_the_first_call_was_a_functional_one(gate: Gate) -> None:
-    def run(overlap_forward: bool) -> list[torch.Tensor]:
-        model = make_model()
-        optimizer = make_optimizer(model, overlap_forward=overlap_forward, **DEVICES["virtual"])
-        others = {name: p.detach() for name, p in model.named_parameters()}
-        torch.func.functional_call(model, others, batch(9))
-        for step in range(2):
-            backward(model, step)
-            gate.close()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [value.clone() for value in model.state_dict().values()]
-
-    assert all(map(torch.equal, run(True), run(False)))
-
-
-@pytest.mark.filterwarnings("ignore:Using `torch.compile")
-def test_a_model_that_is_compiled_in_mid_training_reads_new_weights(gate: Gate) -> None:
-    def run(overlap_forward: bool) -> list[bytes]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = Gain()
-        optimizer = make_optimizer(model, overlap_forward=overlap_forward, **DEVICES["virtual"])
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        for step, forward in enumerate([model, model, compiled, compiled]):
-            forward(batch(step)).square().mean().backward()
-            gate.close()
-            optimizer.step()
-            optimizer.zero_grad()
-        optimizer.synchronize()
-        return bits(model)
-
-    assert run(True) == run(False)
-
-
 def test_a_state_dict_with_a_part_in_torchscript_is_new(gate: Gate) -> None:
     def run(overlap_forward: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
