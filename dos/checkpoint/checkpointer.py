@@ -20,6 +20,7 @@ from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
 from dos.checkpoint.reader import load
+from dos.checkpoint.replicas import part_of
 from dos.checkpoint.restoring import Restoration, Restored
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.stopping import Stopping
@@ -210,7 +211,8 @@ class Checkpointer:
 
         def read(saved: Saved) -> Restored:
             how: dict[str, Any] = {"strict": strict, "allow": allowed, "trusted": trusted}
-            restoration = Restoration(training, saved.path, storage=self._storage, **how)
+            how |= {"rank": self._ranks.rank, "storage": self._storage}
+            restoration = Restoration(training, saved.path, **how)
             restoration.run()
             return Restored(saved.step, restoration.extra, saved.path)
 
@@ -278,7 +280,7 @@ class Checkpointer:
                 self._directory.check_room(n_bytes_of(tree))
                 self._room_seen = True
             handle = begin_save(
-                tree,
+                part_of(tree, self._ranks.rank, self._ranks.world),
                 path,
                 held=held,
                 ring=self._ring,

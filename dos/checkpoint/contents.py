@@ -20,6 +20,9 @@ class Contents:
         path: of the checkpoint.
         storage: the file system.
 
+    Attributes:
+        ranks: that saved something.
+
     Raises:
         FormatError, IntegrityError: as `dos.checkpoint.inspect`.
     """
@@ -27,6 +30,7 @@ class Contents:
     def __init__(self, path: str, storage: Storage) -> None:
         told = inspect(path, storage=storage)
         self._path = path
+        self.ranks = {file["rank"] for file in told["files"]}
         self._tensors = {one["name"]: one for one in told["tensors"]}
         self._names = self._tensors.keys() | {one["name"] for one in told["objects"]}
 

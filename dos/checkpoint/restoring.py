@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 from collections.abc import Mapping
 from functools import reduce
 from operator import getitem
@@ -16,7 +17,8 @@ from dos.checkpoint.rng import set_rng_states
 from dos.checkpoint.storage import Storage
 from dos.checkpoint.training import Holding, Stateful, Training, put
 from dos.errors import ConfigError, FormatError
-from dos.memory.pieces import Pieces
+
+_log = logging.getLogger(__name__)
 
 _Place = tuple[str, ...]
 
@@ -43,6 +45,8 @@ class Restoration:
     Args:
         training: what is overwritten.
         path: of the checkpoint.
+        rank: whose generators and `extra` are taken; of a rank that saved none, the first one's
+            `extra`, and its generators stay as they are.
         strict: models must have the tensors that were saved, and no other; of every object in
             `extra` the state must have been saved.
         storage: the file system.
@@ -54,7 +58,14 @@ class Restoration:
     """
 
     def __init__(
-        self, training: Training, path: str, *, strict: bool, storage: Storage, **how: Any
+        self,
+        training: Training,
+        path: str,
+        *,
+        rank: int,
+        strict: bool,
+        storage: Storage,
+        **how: Any,
     ) -> None:
         self._training, self._path, self._strict = training, path, strict
         self._how = {**how, "storage": storage}
@@ -68,7 +79,9 @@ class Restoration:
             state = ModelNames(model).state_dict()
             put(self._into, where, self._contents.check_model(_text(where), state, strict=strict))
         told = (f"{_glob(where)}/{part}" for where in self._holding for part in _TOLD)
-        self._objects = load(path, only=["rank", *told], **self._how)
+        own = rank if rank in self._contents.ranks else None
+        self._objects = load(path, only=["rank", *told], rank=own, **self._how)
+        self._rng = None if own is None else self._objects["rank"]["rng"]
         self.extra: Mapping[str, Any] = self._objects["rank"]["extra"]
         extra = training.extra.items()
         self._taking = {key: value for key, value in extra if isinstance(value, Stateful)}
@@ -94,13 +107,17 @@ class Restoration:
         for key, value in self._taking.items():
             if key in self.extra:
                 value.load_state_dict(self.extra[key])
-        set_rng_states(self._objects["rank"]["rng"])
+        if self._rng is None:
+            _log.warning(
+                "this rank saved no generators, as there were fewer: they stay as they are"
+            )
+        else:
+            set_rng_states(self._rng)
 
     def _read(self) -> Any:
         """All tensors, into their places; what has none is made anew."""
         training, begun = self._training, list[Holding]()
         only = [_glob(where) for where in training.models]
-        pieces: dict[_Place, Pieces] = {}
         try:
             for where in training.optimizers:
                 if where not in self._holding:
@@ -113,17 +130,8 @@ class Restoration:
                 for kind, leaves in target.items():
                     if leaves:
                         only.append(f"{_glob(where)}/{kind}")
-                    for name, leaf in leaves.items():
-                        if isinstance(leaf, Pieces):
-                            pieces[(*where, kind, name)] = leaf
-                        else:
-                            put(self._into, (*where, kind, name), leaf)
-            read = load(self._path, into=self._into, only=only, **self._how) if only else {}
-            for place, its in pieces.items():
-                flat = _get(read, place).reshape(-1)
-                for start, part in its.parts.items():
-                    part.copy_(flat[start : start + part.numel()])
-            return read
+                        put(self._into, (*where, kind), leaves)
+            return load(self._path, into=self._into, only=only, **self._how) if only else {}
         except (ConfigError, FormatError):
             for one in begun:
                 one.restore_abandoned()

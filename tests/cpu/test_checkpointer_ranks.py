@@ -1,0 +1,131 @@
+"""A Checkpointer of several processes: each writes its share, and all go on from the same."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import dos
+from dos.checkpoint import Checkpointer
+from dos.checkpoint.ranks import Ranks
+from tests.cpu.checkpoint_cases import in_memory
+from tests.cpu.rank_processes import run_ranks
+
+RING = {"ring_bytes": 16 << 20}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with in_memory() as path:
+        (Path(path) / "shared").mkdir()
+        yield Path(path)
+
+
+def trained(steps: int) -> tuple[torch.nn.Module, dos.DOSOptimizer]:
+    """The same on all ranks."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(60, 50)
+    optimizer = dos.DOSOptimizer(torch.optim.AdamW(model.parameters()), device="cpu")
+    for _ in range(steps):
+        model(torch.ones(60)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def saved(ranks: Ranks, checkpointer: Checkpointer, steps: int) -> list[float]:
+    """Save so many steps; what the generators would give then."""
+    model, optimizer = trained(steps)
+    random.seed(ranks.rank)
+    handle = checkpointer.save(
+        steps, model=model, optimizer=optimizer, extra={"rank": ranks.rank, "steps": steps}
+    )
+    assert handle is not None
+    handle.result()
+    return [random.random()]
+
+
+def restored(checkpointer: Checkpointer) -> tuple[dict[str, int], list[float], bool]:
+    """What was in extra; what the generators give; is the training that of its step?"""
+    model, optimizer = trained(0)
+    found = checkpointer.restore(model=model, optimizer=optimizer)
+    assert found is not None
+    noise = [random.random()]
+    other, same = trained(found.step)
+    is_same = torch.equal(model.weight, other.weight)
+    for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            is_same &= torch.equal(optimizer.state[mine][kind], same.state[its][kind])
+    return dict(found.extra), noise, is_same
+
+
+def test_each_rank_writes_a_share_and_restores_its_own(folder: Path) -> None:
+    def work(ranks: Ranks) -> object:
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            noise = saved(ranks, checkpointer, 2)
+            extra, again, is_same = restored(checkpointer)
+        return extra["rank"] == ranks.rank, again == noise, is_same
+
+    assert run_ranks(work, 2, folder / "shared") == ["(True, True, True)"] * 2
+    sizes = [path.stat().st_size for path in (folder / "run" / "step-00000002").glob("rank*")]
+    assert len(sizes) == 2
+    assert max(sizes) < 2 * min(sizes)
+
+
+def test_all_fall_back_together_from_what_one_cannot_read(folder: Path) -> None:
+    def work(ranks: Ranks) -> object:
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            for steps in (1, 2):
+                saved(ranks, checkpointer, steps)
+            if ranks.rank == 0:
+                path = folder / "run" / "step-00000002" / "rank-00001.safetensors"
+                os.truncate(path, 4096)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                extra, _, is_same = restored(checkpointer)
+        return extra["steps"], is_same
+
+    assert run_ranks(work, 2, folder / "shared") == ["(1, True)"] * 2
+
+
+def test_more_ranks_than_have_saved_take_the_extra_of_the_first(folder: Path) -> None:
+    with Checkpointer(folder / "run", **RING) as checkpointer:
+        saved(Ranks.alone(), checkpointer, 2)
+
+    def work(ranks: Ranks) -> object:
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            extra, _, is_same = restored(checkpointer)
+        return extra, is_same
+
+    expected = "({'rank': 0, 'steps': 2}, True)"
+    assert run_ranks(work, 2, folder / "shared") == [expected] * 2
+
+
+def test_sigterm_of_one_rank_ends_all_at_the_same_step(folder: Path) -> None:
+    def work(ranks: Ranks) -> object:
+        how = {"every": 10**6, "sigterm_grace_s": 60.0}
+        with Checkpointer(folder / "run", **how, **RING) as checkpointer:  # type: ignore[arg-type]
+            for step in range(1, 10_000):
+                if ranks.rank == 1 and step == 5:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                torch.distributed.all_reduce(torch.ones(1))  # so that no rank is a step ahead
+                time.sleep(0.01)
+                try:
+                    checkpointer.save(step, extra={"step": step})
+                except SystemExit as leaving:
+                    return step, leaving.code
+        return "never told"
+
+    first, second = run_ranks(work, 2, folder / "shared")
+    assert first == second
+    assert first.endswith(f", {128 + signal.SIGTERM})")
+    (one,) = Checkpointer(folder / "run").list()
+    assert first.startswith(f"({one.step},")
