@@ -23,6 +23,9 @@ from dos.integrations.deepspeed_loading import Target, load_checked
 from dos.integrations.deepspeed_options import read_checkpoint
 from dos.integrations.deepspeed_tags import is_tag, open_tag
 
+Call = Callable[[], Any]
+"""Calls upstream's method, by arguments that may have been changed."""
+
 
 def register() -> None:
     """Have every engine save so whose configuration asks for it; called once.
@@ -30,16 +33,11 @@ def register() -> None:
     `dos.integrations.deepspeed_zero3.register` calls it when it has seen that all is as known.
     """
     upstream.create_checkpoint_engine = _choosing(upstream.create_checkpoint_engine)
-    for name, wrap in _WRAPPED.items():
-        setattr(DeepSpeedEngine, name, wrap(getattr(DeepSpeedEngine, name)))
+    for name, instead in _INSTEAD.items():
+        setattr(DeepSpeedEngine, name, _wrapped(getattr(DeepSpeedEngine, name), instead))
     for home, name in _SETTERS:
         setattr(home, name, _setting(getattr(home, name), name))
     PipelineModule.ckpt_layer_path_list = _finding_layers(PipelineModule.ckpt_layer_path_list)
-
-
-def _ours(engine: Any) -> DOSCheckpointEngine | None:
-    found = getattr(engine, "checkpoint_engine", None)
-    return found if isinstance(found, DOSCheckpointEngine) else None
 
 
 def _choosing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,68 +52,72 @@ def _choosing(original: Callable[..., Any]) -> Callable[..., Any]:
     return create_checkpoint_engine
 
 
-def _saving(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of upstream's engine, and what is done instead where we save.
+
+    Args:
+        original: the method.
+        instead: given our engine, upstream's, the arguments by name, and a `Call`.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = _ours(self)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ours = getattr(self, "checkpoint_engine", None)
+        if not isinstance(ours, DOSCheckpointEngine):
+            return original(self, *args, **kwargs)
         given = signature.bind(self, *args, **kwargs)
         given.apply_defaults()
-        asked = given.arguments
-        if ours is None or not asked["save_dir"]:
-            return original(*given.args, **given.kwargs)
-        if asked["tag"] is None:
-            asked["tag"] = f"global_step{self.global_steps}"
-        tag = str(asked["tag"])
-        if os.path.basename(tag) != tag:
-            raise IntegrationError(
-                f"the tag {tag!r} is no name of a directory",
-                where="save_checkpoint",
-                fix="put what comes before the last '/' into save_dir",
-            )
-        path = os.path.join(asked["save_dir"], tag)
-        hold = partial(hold_until_step, self, ours.gates)
-        with ours.saving(path, hold, latest=bool(asked["save_latest"])):
-            return original(*given.args, **given.kwargs)
+        return instead(ours, self, given.arguments, lambda: original(*given.args, **given.kwargs))
 
-    return save_checkpoint
+    return method
 
 
-def _loading(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = _ours(self)
-        given = signature.bind(self, *args, **kwargs)
-        given.apply_defaults()
-        asked = given.arguments
-        if ours is None or self.load_universal_checkpoint():
-            return original(*given.args, **given.kwargs)
-        whole = bool(asked["load_optimizer_states"]) and not asked["load_module_only"]
-
-        def load(tag: str | None) -> Any:
-            asked["tag"] = tag
-            return original(*given.args, **given.kwargs)
-
-        def targets(tag: str) -> dict[str, Target | None]:
-            if self.zero_optimization_partition_weights() and not asked["load_optimizer_states"]:
-                raise IntegrationError(
-                    "ZeRO-3 without optimizer states reads the masters from DeepSpeed's own files",
-                    where="load_checkpoint",
-                    fix=f"dos convert {os.path.join(asked['load_dir'], tag)} NEW --to deepspeed",
-                )
-            return _targets(self, asked["load_dir"], tag, whole=whole)
-
-        return load_checked(ours, asked["load_dir"], asked["tag"], targets, load)
-
-    return load_checkpoint
+def _save(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: Call) -> Any:
+    if not asked["save_dir"]:
+        return call()
+    if asked["tag"] is None:
+        asked["tag"] = f"global_step{engine.global_steps}"
+    tag = str(asked["tag"])
+    if os.path.basename(tag) != tag:
+        raise IntegrationError(
+            f"the tag {tag!r} is no name of a directory",
+            where="save_checkpoint",
+            fix="put what comes before the last '/' into save_dir",
+        )
+    hold = partial(hold_until_step, engine, ours.gates)
+    path = os.path.join(asked["save_dir"], tag)
+    with ours.saving(path, hold, latest=bool(asked["save_latest"])):
+        return call()
 
 
-def _targets(engine: Any, load_dir: str, tag: str, *, whole: bool) -> dict[str, Target | None]:
-    """Names of the files that this rank will ask for; with `whole` also of optimizer state."""
+def _load(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: Call) -> Any:
+    if engine.load_universal_checkpoint():
+        return call()
+
+    def load(tag: str | None) -> Any:
+        asked["tag"] = tag
+        return call()
+
+    targets = partial(_targets, engine, asked)
+    return load_checked(ours, asked["load_dir"], asked["tag"], targets, load)
+
+
+def _targets(engine: Any, asked: dict[str, Any], tag: str) -> dict[str, Target | None]:
+    """Names of the files that this rank will ask for, and what they are read into.
+
+    Raises:
+        IntegrationError: upstream would look for files of its own.
+    """
+    load_dir = asked["load_dir"]
+    if engine.zero_optimization_partition_weights() and not asked["load_optimizer_states"]:
+        raise IntegrationError(
+            "ZeRO-3 without optimizer states reads the masters from DeepSpeed's own files",
+            where="load_checkpoint",
+            fix=f"dos convert {os.path.join(load_dir, tag)} NEW --to deepspeed",
+        )
     found: dict[str, Target | None] = {os.path.basename(engine._get_ckpt_name(load_dir, tag)): None}
+    whole = asked["load_optimizer_states"] and not asked["load_module_only"]
     if whole and engine.zero_optimization():
         session = getattr(engine.optimizer, "_dos", None)
         target = None
@@ -129,7 +131,7 @@ def _targets(engine: Any, load_dir: str, tag: str, *, whole: bool) -> dict[str, 
 
 
 def _tensors(tree: Any) -> Any:
-    """The large tensors of a tree, each where it is."""
+    """The large tensors of a tree, each where it is; None where there are none."""
     if isinstance(tree, dict):
         parts = {key: _tensors(value) for key, value in tree.items()}
         return {key: part for key, part in parts.items() if part is not None} or None
@@ -139,48 +141,23 @@ def _tensors(tree: Any) -> Any:
     return tree if getattr(tree, "ndim", 0) else None
 
 
-def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def take_model_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = _ours(self)
-        if ours is not None:
-            ours.gates.wait("step")
-        return original(self, *args, **kwargs)
-
-    return take_model_step
+def _step(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: Call) -> Any:
+    ours.gates.wait("step")
+    return call()
 
 
-def _setting(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def setter(*args: Any, **kwargs: Any) -> Any:
-        await_all_captured(name)
-        return original(*args, **kwargs)
-
-    return setter
+def _destroy(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: Call) -> Any:
+    ours.cleanup()  # before what it reads is given back
+    return call()
 
 
-def _destroying(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def destroy(self: Any) -> Any:
-        ours = _ours(self)
-        if ours is not None:  # before what it reads is given back
-            ours.cleanup()
-        return original(self)
-
-    return destroy
-
-
-def _finding_files(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_all_ckpt_names(self: Any, checkpoints_path: str, tag: str) -> Any:
-        ours = _ours(self)
-        directory = os.path.join(checkpoints_path, str(tag))
-        if ours is None or not is_tag(directory):
-            return original(self, checkpoints_path, tag)
-        pattern = self._get_ckpt_name(checkpoints_path, tag, mp_placeholder="*")
-        return open_tag(os.path.abspath(directory), ours.storage).find(os.path.basename(pattern))
-
-    return get_all_ckpt_names
+def _find_files(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: Call) -> Any:
+    path, tag = asked["checkpoints_path"], asked["tag"]
+    directory = os.path.join(path, str(tag))
+    if not is_tag(directory):
+        return call()
+    pattern = os.path.basename(engine._get_ckpt_name(path, tag, mp_placeholder="*"))
+    return open_tag(os.path.abspath(directory), ours.storage).find(pattern)
 
 
 def _finding_layers(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,14 +171,22 @@ def _finding_layers(original: Callable[..., Any]) -> Callable[..., Any]:
     return ckpt_layer_path_list
 
 
-_WRAPPED = {
-    "save_checkpoint": _saving,
-    "load_checkpoint": _loading,
-    "_take_model_step": _stepping,
-    "destroy": _destroying,
-    "_get_all_ckpt_names": _finding_files,
-}
+def _setting(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def setter(*args: Any, **kwargs: Any) -> Any:
+        await_all_captured(name)
+        return original(*args, **kwargs)
 
+    return setter
+
+
+_INSTEAD = {
+    "save_checkpoint": _save,
+    "load_checkpoint": _load,
+    "_take_model_step": _step,
+    "destroy": _destroy,
+    "_get_all_ckpt_names": _find_files,
+}
 # What upstream's public setters of masters and state come down to.
 _SETTERS = (
     (DeepSpeedZeroOptimizer_Stage3, "set_full_hp_param"),
