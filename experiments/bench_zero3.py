@@ -31,6 +31,7 @@ import dos
 from dos.stdout import own_stdout
 from experiments.figures import AsJson, Output, environment, hand_over, median_and_quartiles
 from experiments.pacing import MeasuredSteps, time_scale_for
+from experiments.update_rivals import use_own_ninja
 from perfmodel.profile import H100_NODE
 
 BATCH = 8
@@ -74,6 +75,7 @@ def prepare() -> None:
     """One process that is a world of its own, without the operators DeepSpeed would compile."""
     if not torch.accelerator.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
+    use_own_ninja()
     import deepspeed
 
     deepspeed.utils.logger.setLevel("ERROR")

@@ -102,14 +102,21 @@ def torch_fused(numel: int) -> Update:
     )
 
 
+def use_own_ninja() -> None:
+    """Let DeepSpeed compile its kernel, at first use, with the ninja beside the interpreter.
+
+    Another one, of another version, would compile it anew each time they take turns.
+    """
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
 def deepspeed_offload(numel: int) -> Update | None:
     """What DeepSpeed's ZeRO-3 CPU offload does per subgroup; None, and a word why, without it.
 
     `DeepSpeedZeroOptimizer_Stage3.step` calls per subgroup `unscale_and_clip_grads`,
     `_optimizer_step` and `_reassign_or_swap_out_partitioned_parameters`: `_three_passes`.
     """
-    # DeepSpeed compiles its kernel at first use, with ninja, which lies beside the interpreter.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    use_own_ninja()
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
