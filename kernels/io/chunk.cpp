@@ -1,9 +1,42 @@
 #include "chunk.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 namespace dos::io {
+namespace {
+
+// What is copied at once, and still in the cache when its checksum is taken.
+constexpr std::size_t kStep = std::size_t{64} << 10;
+
+// As gather; calls `written` with how many of the first bytes are there, step by step.
+template <class Written>
+void gather_in_steps(const Memory& target, const std::vector<Piece>& pieces,
+                     const Written& written) {
+  std::size_t end = 0;
+  const auto put = [&](const char* from, std::size_t until) {
+    while (end < until) {
+      char* const to = target.address + end;
+      const std::size_t n_bytes = std::min(kStep, until - end);
+      if (from == nullptr) {
+        std::memset(to, 0, n_bytes);
+      } else {
+        if (from != to) std::memcpy(to, from, n_bytes);
+        from += n_bytes;
+      }
+      end += n_bytes;
+      written(end);
+    }
+  };
+  for (const Piece& piece : pieces) {
+    put(nullptr, piece.offset);
+    put(piece.address, piece.offset + piece.n_bytes);
+  }
+  put(nullptr, target.n_bytes);
+}
+
+}  // namespace
 
 void check_pieces(const std::vector<Piece>& pieces, std::size_t n_bytes) {
   std::size_t end = 0;
@@ -16,14 +49,7 @@ void check_pieces(const std::vector<Piece>& pieces, std::size_t n_bytes) {
 }
 
 void gather(const Memory& target, const std::vector<Piece>& pieces) {
-  std::size_t end = 0;
-  for (const Piece& piece : pieces) {
-    char* const to = target.address + piece.offset;
-    if (piece.offset > end) std::memset(target.address + end, 0, piece.offset - end);
-    if (to != piece.address && piece.n_bytes > 0) std::memcpy(to, piece.address, piece.n_bytes);
-    end = piece.offset + piece.n_bytes;
-  }
-  if (target.n_bytes > end) std::memset(target.address + end, 0, target.n_bytes - end);
+  gather_in_steps(target, pieces, [](std::size_t) {});
 }
 
 std::vector<Digest> fill(const std::vector<Chunk>& chunks) {
@@ -33,8 +59,9 @@ std::vector<Digest> fill(const std::vector<Chunk>& chunks) {
   }
   std::vector<Digest> digests;
   for (const Chunk& chunk : chunks) {
-    gather(chunk.memory, chunk.pieces);
-    digests.push_back(xxh3_128(chunk.memory.address, chunk.memory.n_bytes, chunk.seed));
+    Xxh3 sum(chunk.memory.address, chunk.memory.n_bytes, chunk.seed);
+    gather_in_steps(chunk.memory, chunk.pieces, [&sum](std::size_t end) { sum.advance(end); });
+    digests.push_back(sum.digest());
   }
   return digests;
 }

@@ -30,7 +30,7 @@ struct Chunk {
 };
 
 // Fills the chunks, one after the other, and takes their checksums. Throws
-// std::invalid_argument, before anything is written, for what check_pieces or xxh3_128 refuses.
+// std::invalid_argument, before anything is written, for what check_pieces or Xxh3 refuses.
 std::vector<Digest> fill(const std::vector<Chunk>& chunks);
 
 }  // namespace dos::io

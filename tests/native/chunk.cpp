@@ -14,7 +14,7 @@ namespace {
 using dos::io::Chunk;
 using dos::io::Digest;
 using dos::io::fill;
-using dos::io::xxh3_128;
+using dos::io::Xxh3;
 
 struct Known {
   std::size_t n_bytes;
@@ -39,6 +39,10 @@ std::vector<char> pattern(std::size_t n_bytes) {
   return bytes;
 }
 
+Digest xxh3_128(const char* data, std::size_t n_bytes, std::uint64_t seed) {
+  return Xxh3(data, n_bytes, seed).digest();
+}
+
 std::string hex(const Digest& digest) {
   std::string text;
   for (const unsigned char byte : digest) {
@@ -54,6 +58,13 @@ void checksums_are_those_of_xxhash() {
     const std::vector<char> bytes = pattern(known.n_bytes);
     CHECK(hex(xxh3_128(bytes.data(), bytes.size(), known.seed)) == known.digest);
   }
+}
+
+void data_may_come_bit_by_bit() {
+  const std::vector<char> bytes = pattern(70001);
+  Xxh3 sum(bytes.data(), bytes.size(), 7);
+  for (std::size_t end = 0; end < bytes.size(); end += 777) sum.advance(end);
+  CHECK(sum.digest() == xxh3_128(bytes.data(), bytes.size(), 7));
 }
 
 void an_address_needs_no_alignment() {
@@ -107,6 +118,7 @@ void what_does_not_fit_is_refused_before_anything_is_written() {
 
 int main() {
   checksums_are_those_of_xxhash();
+  data_may_come_bit_by_bit();
   an_address_needs_no_alignment();
   chunks_are_filled_with_zeros_between();
   what_does_not_fit_is_refused_before_anything_is_written();
