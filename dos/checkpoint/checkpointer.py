@@ -243,7 +243,7 @@ class Checkpointer:
 
         "bytes" on this rank, "seconds" until they were durable, "gib_per_s"; "frozen_s", for which
         `save` held up the training, and "waited_s", for which steps did, until what they change
-        was captured; "failures".
+        was captured; "ring_bytes", the host memory for copies; "failures".
         """
         return {**self._metrics, "failures": self._background.failures}
 
@@ -304,6 +304,7 @@ class Checkpointer:
                 "gib_per_s": n_bytes / took_s / 2**30,
                 "frozen_s": frozen_s,
                 "waited_s": _waited_s(held) - waited_s,
+                "ring_bytes": self._ring.n_bytes,
             }
             if self._ranks.rank == 0:
                 self._directory.retain()
