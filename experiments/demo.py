@@ -1,9 +1,10 @@
 """Trains a small GPT on real text with interleaved updates: `python -m experiments.demo`.
 
 Three runs from one seed: updates on the host alone, every second subgroup on the device, and
-the stride that the performance model chose. They must end with the same bits. On a machine
-without a GPU the device is a virtual one, paced like a named node, and everything that comes
-from it says so.
+the stride that the performance model chose. They must end with the same bits. A fourth one saves
+checkpoints beside its steps, kills itself half-way, and is taken up from what is on the disk:
+its losses must go on, and its bits end, as if nothing had happened. On a machine without a GPU
+the device is a virtual one, paced like a named node, and everything that comes from it says so.
 
 Prints a table, then one JSON object as the last line of standard output. Progress goes to
 standard error. Exit code 0 only if the loss fell below the unigram entropy of the text and all
@@ -13,107 +14,44 @@ runs ended with the same bits.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import signal
 import statistics
+import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
+import tempfile
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import dos
-from dos.execute.record import StepRecord
 from dos.trace import write_trace
-from experiments.pacing import MeasuredSteps, time_scale_for
-from experiments.text import VOCABULARY, batch, standard_library_text, unigram_entropy_nats
-from experiments.tiny_gpt import TinyGPT
+from experiments.demo_training import (
+    LENGTH,
+    SEQUENCES,
+    SUBGROUP_SIZE,
+    TEXT_BYTES,
+    Run,
+    train,
+)
+from experiments.pacing import time_scale_for
+from experiments.text import standard_library_text, unigram_entropy_nats
 from perfmodel.profile import H100_NODE
 from perfmodel.report import plot_timeline
 
-TEXT_BYTES = 4 << 20
-SEQUENCES, LENGTH, WIDTH, LAYERS, HEADS = 16, 128, 256, 4, 8
-SUBGROUP_SIZE = 156 * 1024
-LEARNING_RATE, WARMUP_STEPS = 2e-3, 10
 AVERAGED_STEPS = 10
 """The loss reported is the mean of this many steps: single batches are noisy."""
 
 
-@dataclass
-class Run:
-    """One training run."""
-
-    name: str
-    stride: str
-    losses: list[float] = field(default_factory=list)
-    steps: MeasuredSteps = field(default_factory=MeasuredSteps)
-    train_s: float = 0.0
-    digest: str = ""
-    label: str = ""
-
-    @property
-    def shown(self) -> StepRecord:
-        """The step whose timeline is shown: the median one of those that count."""
-        return self.steps.median_step()
-
-
-def train(name: str, stride: float | str, device: object, text: torch.Tensor, steps: int) -> Run:
-    """Train one model from the fixed seed; the bits depend on nothing but `steps`."""
-    torch.manual_seed(0)
-    home = "cpu" if isinstance(device, dos.VirtualDevice) else str(device)
-    model = TinyGPT(VOCABULARY, LENGTH, WIDTH, LAYERS, HEADS).to(home, torch.bfloat16)
-    optimizer = dos.DOSOptimizer(
-        torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95)),
-        stride=stride,
-        subgroup_size=SUBGROUP_SIZE,
-        device=device,
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / WARMUP_STEPS)
-    )
-    run = Run(name, optimizer.plan.stride)
-    generator = torch.Generator().manual_seed(1)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as progress:
-        bar = progress.add_task(f"{name:>9}", total=steps, now="")
-        started_s = time.perf_counter()
-        for done in range(1, steps + 1):
-            window = batch(text, generator, sequences=SEQUENCES, length=LENGTH).to(home)
-            loss = model.loss(window)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            assert optimizer.last_step is not None
-            run.steps.add(optimizer.last_step)
-            run.losses.append(loss.item())
-            run.train_s = time.perf_counter() - started_s
-            tokens_per_s = done * SEQUENCES * LENGTH / run.train_s
-            now = f"loss {loss.item():.3f}  {tokens_per_s:,.0f} tokens/s"
-            progress.update(bar, completed=done, now=now)
-    run.label = run.shown.label
-    run.digest = digest_of(model, optimizer)
-    optimizer.close()
-    return run
-
-
-def digest_of(model: torch.nn.Module, optimizer: dos.DOSOptimizer) -> str:
-    """A digest of every bit of weights and optimizer state."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        for tensor in (parameter.detach(), *optimizer.state[parameter].values()):
-            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)
-    return digest.hexdigest()
+def interrupted(device: object, text: torch.Tensor, steps: int) -> Run:
+    """A run in another process, killed half-way, and taken up here from its newest checkpoint."""
+    with tempfile.TemporaryDirectory() as saved:
+        command = [sys.executable, "-m", "experiments.demo_training", saved]
+        killed = subprocess.run([*command, f"--die-after={max(1, steps // 2)}"], check=False)
+        assert killed.returncode == -signal.SIGKILL, f"it ended with {killed.returncode}"
+        return train("resumed", "host", device, text, steps, Path(saved))
 
 
 def choose_device() -> object:
@@ -172,6 +110,15 @@ def figures_of(runs: list[Run], entropy: float, device: object) -> dict[str, obj
     }
 
 
+def resumption(whole: Run, resumed: Run) -> dict[str, object]:
+    """Whether the resumed run goes on as the one that was never killed."""
+    same_losses = resumed.losses == whole.losses[resumed.first_step :]
+    return {
+        "resumed_at_step": resumed.first_step,
+        "resumed_same": same_losses and resumed.digest == whole.digest,
+    }
+
+
 def main() -> int:
     """Run the demo; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -185,6 +132,7 @@ def main() -> int:
     device = choose_device()
     strides: dict[str, float | str] = {"host-only": "host", "k=2": 2, "chosen": "auto"}
     runs = [train(name, k, device, text, options.steps) for name, k in strides.items()]
+    resumed = interrupted(device, text, options.steps)
 
     picture, trace = options.out / "timeline.png", options.out / "trace.json"
     label = runs[0].label
@@ -195,15 +143,19 @@ def main() -> int:
     plot_timeline(headings, picture, title=f"One optimizer step on {label}")
     write_trace(runs[-1].shown.spans(), trace, process=f"step, stride {runs[-1].stride}, {label}")
 
-    figures = figures_of(runs, entropy, device)
+    figures = figures_of(runs, entropy, device) | resumption(runs[0], resumed)
     Console(width=100).print(table_of(runs))
     if figures["virtual"]:
         print(f"All times are those of a {label}: an emulation, no measurement of a GPU.")
     if figures["void"]:
         print(f"Void, the machine was too busy to keep the pace: {figures['void']}")
+    print(
+        f"Killed half-way and resumed at step {resumed.first_step}: "
+        f"{'the same losses and bits' if figures['resumed_same'] else 'OTHER LOSSES OR BITS'}."
+    )
     print(f"timeline: {picture}\ntrace (open in ui.perfetto.dev): {trace}")
     print(json.dumps({**figures, "timeline_png": str(picture), "trace_json": str(trace)}))
-    return 0 if figures["loss_fell"] and figures["same_bits"] else 1
+    return 0 if all(figures[what] for what in ("loss_fell", "same_bits", "resumed_same")) else 1
 
 
 if __name__ == "__main__":
