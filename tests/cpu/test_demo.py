@@ -1,4 +1,4 @@
-"""The demo, shortened to two steps a run: too few to learn, enough to see that all is there."""
+"""The demo, shortened to six steps a run: too few to learn, enough to see that all is there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The demo's exit code, last line of output, and folder of files."""
     out = tmp_path_factory.mktemp("demo")
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.demo", "--steps", "2", "--out", str(out)],
+        [sys.executable, "-m", "experiments.demo", "--steps", "6", "--out", str(out)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -32,6 +32,10 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_all_runs_end_with_the_same_bits(shown: dict[str, Any]) -> None:
     assert shown["figures"]["same_bits"]
+
+
+def test_a_run_that_was_killed_goes_on_as_one_that_was_not(shown: dict[str, Any]) -> None:
+    assert shown["figures"]["resumed_same"]
 
 
 def test_a_loss_that_did_not_fall_fails_the_demo(shown: dict[str, Any]) -> None:
