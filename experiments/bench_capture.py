@@ -144,23 +144,27 @@ def setting(
             run()
         for name, rival in others.items():
             theirs[name].append(their(rival, training, base, compute))
-    saves = OUR_ITERATIONS // SAVE_EVERY
-    added_s = [(my["loop_s"] - none) / saves for my, none in zip(mine, none_s, strict=True)]
-    found: Json = {"iteration_s": round(statistics.median(none_s) / OUR_ITERATIONS, 4)}
-    slowdown, spread = median_and_quartiles(
-        [my["loop_s"] / none for my, none in zip(mine, none_s, strict=True)]
-    )
-    found["slowdown"], found["slowdown_quartiles"] = round(slowdown, 4), spread
-    found["added_s"] = {"ours": added_s}
+    return summary(none_s, mine, theirs)
+
+
+def summary(none_s: list[float], mine: list[Json], theirs: dict[str, list[float]]) -> Json:
+    """What saves add to a loop, of ours and of the others: medians of the rounds' own ratios."""
+    saves, their_saves = OUR_ITERATIONS // SAVE_EVERY, THEIR_ITERATIONS // SAVE_EVERY
+    share = THEIR_ITERATIONS / OUR_ITERATIONS
+    pairs = [(my["loop_s"], none) for my, none in zip(mine, none_s, strict=True)]
+    slowdown, spread = median_and_quartiles([loop / none for loop, none in pairs])
+    ours_s = [(loop - none) / saves for loop, none in pairs]
+    found: Json = {
+        "iteration_s": round(statistics.median(none_s) / OUR_ITERATIONS, 4),
+        "slowdown": round(slowdown, 4),
+        "slowdown_quartiles": [round(quartile, 4) for quartile in spread],
+        "added_s": {"ours": ours_s},
+    }
     for name, loops in theirs.items():
-        share = THEIR_ITERATIONS / OUR_ITERATIONS
-        its = [
-            (loop - none * share) / (THEIR_ITERATIONS // SAVE_EVERY)
-            for loop, none in zip(loops, none_s, strict=True)
-        ]
-        found["added_s"][name] = its
-        pairs = [my / other for my, other in zip(added_s, its, strict=True)]
-        found[f"stall_vs_{name}"] = round(statistics.median(pairs), 4)
+        its_s = [(t - n * share) / their_saves for t, n in zip(loops, none_s, strict=True)]
+        found["added_s"][name] = its_s
+        ratio = statistics.median(my / its for my, its in zip(ours_s, its_s, strict=True))
+        found[f"stall_vs_{name}"] = round(ratio, 4)
     found["extra_host_bytes"] = max(my["extra_bytes"] for my in mine)
     found["saves"] = mine[-1]["saves"]
     found["ring_bytes"] = found["saves"][-1]["ring_bytes"]
