@@ -23,6 +23,6 @@ def pair(checkpoints: Path) -> Pair:
     """What all scenarios returned; `results` reads it."""
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
-    for name in ("fsdp", "dtensor", "ddp", "held"):
+    for name in ("fsdp", "dtensor", "ddp", "held", "checkpointer"):
         import_module(f"tests.integration.processes.{name}_scenarios")
     return run_world(SCENARIOS, 2, CHECKPOINTS=str(checkpoints))
