@@ -31,6 +31,7 @@ class Background:
         self._timeout_s, self._max_failures, self._on_error = timeout_s, max_failures, on_error
         self._changed = threading.Condition()
         self._in_flight: dict[Handle, str] = {}
+        self._of_thread = threading.local()
         self._failures = self._in_a_row = 0
         self._last: tuple[str, BaseException] | None = None
 
@@ -41,6 +42,7 @@ class Background:
 
         def ended(durable: Future[str]) -> None:
             error = durable.exception()
+            self._of_thread.ends = handle
             try:
                 if error is None:
                     self._in_a_row = 0
@@ -48,6 +50,7 @@ class Background:
                 else:
                     self._failed(name, error)
             finally:
+                self._of_thread.ends = None
                 with self._changed:
                     del self._in_flight[handle]
                     self._changed.notify_all()
@@ -78,13 +81,14 @@ class Background:
         return error
 
     def wait(self) -> None:
-        """Until all have ended.
+        """Until all have ended; but for one whose error `on_error` is handling, who calls this.
 
         Raises:
             CheckpointError: some have not in time, which is logged too.
         """
+        ends = {getattr(self._of_thread, "ends", None)}
         with self._changed:
-            if self._changed.wait_for(lambda: not self._in_flight, self._timeout_s):
+            if self._changed.wait_for(lambda: self._in_flight.keys() <= ends, self._timeout_s):
                 return
             names = ", ".join(self._in_flight.values())
         error = CheckpointError(

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from dos.checkpoint.layout import Layout, Run
 from dos.checkpoint.sources import Span
+from dos.errors import CheckpointError
 from dos.memory.sizes import PAGE_BYTES
 
 
@@ -87,6 +88,7 @@ class Capture:
         self._count = Counter(part for parts in self._parts_of.values() for part in parts)
         self._lock = threading.Lock()
         self._frozen = threading.Event()
+        self._abandoned = False
         if not self._loose:
             self._frozen.set()
         # What is held, and no part of the file.
@@ -118,8 +120,16 @@ class Capture:
             state.ready()
 
     def took(self, chunk: int) -> None:
-        """A chunk is read from memory, and will not be again."""
+        """A chunk is read from memory, and will not be again.
+
+        Raises:
+            CheckpointError: it was abandoned: what was read may be of several steps.
+        """
         with self._lock:
+            if self._abandoned:
+                raise CheckpointError(
+                    "it was given up before all of it was captured", fix="save again"
+                )
             parts = self._parts_of.pop(chunk, set())
             self._count.subtract(parts)
             done = [part for part in parts if not self._count[part]]
@@ -137,7 +147,9 @@ class Capture:
         self._frozen.wait()
 
     def abandon(self) -> None:
-        """Nothing more will be read."""
+        """All may change from now on, so that what is still read is not saved."""
+        with self._lock:
+            self._abandoned = True
         for state in self._held:
             state.abandon()
         self._frozen.set()

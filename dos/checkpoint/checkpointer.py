@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -20,12 +20,12 @@ from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
 from dos.checkpoint.reader import load
-from dos.checkpoint.replicas import part_of
 from dos.checkpoint.restoring import Restoration, Restored
+from dos.checkpoint.rounds import taking_part
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.stopping import Stopping
 from dos.checkpoint.storage import Storage, make_storage
-from dos.checkpoint.training import Models, Optimizers, Training, n_bytes_of
+from dos.checkpoint.training import Models, Optimizers, Training
 from dos.checkpoint.verifying import verify
 from dos.errors import CheckpointError, ConfigError
 from dos.memory import HeldState
@@ -98,7 +98,7 @@ class Checkpointer:
         self._close_timeout_s = close_timeout_s
         self._background = Background(close_timeout_s, max_failures, on_error)
         self._metrics: dict[str, float] = {}
-        self._room_seen = self._closed = False
+        self._closed = False
         self._pid = os.getpid()
         self._at_exit = partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -137,10 +137,17 @@ class Checkpointer:
         last = self.is_last(step)
         if not last and self._every and step % self._every:
             return None
-        if not last:
-            self._background.check()
-        failure = self._background.take_failure()
-        handle = self._start(step, Training.of(model, optimizer, extra))
+        began_s, path = time.monotonic(), self._directory.path_of(step)
+        checkpoint_id = f"{self._number}-{self._ranks.nonce}"
+        self._number += 1  # on every rank, whatever becomes of it
+        with taking_part(self._ranks, self._storage, path, checkpoint_id):
+            if not last:
+                self._background.check()
+            failure = self._background.take_failure()
+            part, held = Training.of(model, optimizer, extra).part(
+                step, self._ranks.rank, self._ranks.world, self._directory.check_room
+            )
+        handle = self._start(path, checkpoint_id, part, held, began_s)
         if last and self._stopping is not None:
             self._stopping.leave(handle)
         if failure is not None:
@@ -270,30 +277,25 @@ class Checkpointer:
             if error is None:  # else that one matters more; this one is in the log
                 raise
 
-    def _start(self, step: int, training: Training) -> Handle:
-        began_s = time.monotonic()
-        path = self._directory.path_of(step)
-        tree, held = training.hold(step, f"the save of step {step}")
+    def _start(
+        self,
+        path: str,
+        checkpoint_id: str,
+        part: dict[str, Any],
+        held: Sequence[HeldState],
+        began_s: float,
+    ) -> Handle:
         waited_s = _waited_s(held)
-        try:
-            if not self._room_seen:
-                self._directory.check_room(n_bytes_of(tree))
-                self._room_seen = True
-            handle = begin_save(
-                part_of(tree, self._ranks.rank, self._ranks.world),
-                path,
-                held=held,
-                ring=self._ring,
-                latest=True,
-                checkpoint_id=f"{self._number}-{self._ranks.nonce}",
-                storage=self._storage,
-                ranks=self._ranks,
-            )
-        except BaseException:
-            for one in held:
-                one.abandon()
-            raise
-        self._number += 1
+        handle = begin_save(
+            part,
+            path,
+            held=held,
+            ring=self._ring,
+            latest=True,
+            checkpoint_id=checkpoint_id,
+            storage=self._storage,
+            ranks=self._ranks,
+        )
         frozen_s = time.monotonic() - began_s
 
         def durable() -> None:

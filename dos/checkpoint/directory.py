@@ -67,6 +67,7 @@ class CheckpointDirectory:
     ) -> None:
         self.path = path
         self._keep, self._keep_every, self._storage = keep, keep_every, storage
+        self._has_room = False
         self._lock = threading.Lock()  # of pins: one reads them while another writes
 
     def path_of(self, step: int) -> str:
@@ -144,7 +145,9 @@ class CheckpointDirectory:
                 ) from error
 
     def check_room(self, n_bytes: int) -> None:
-        """Raise CheckpointError unless there is space for one more checkpoint of this size."""
+        """The first time, raise CheckpointError unless there is so much space."""
+        if self._has_room:
+            return
         above = self.path
         while not self._storage.exists(above):
             above = os.path.dirname(above)
@@ -155,6 +158,7 @@ class CheckpointDirectory:
                 where=self.path,
                 fix="free space on the disk, or save elsewhere",
             )
+        self._has_room = True
 
     def retain(self) -> None:
         """Remove what need not stay. What cannot be removed is logged, and tried again later."""

@@ -95,7 +95,7 @@ class Draft:
         self._capture.wait_frozen()
 
     def abandon(self) -> None:
-        """It is not read from memory any more; whoever holds something may change it."""
+        """Whoever holds something may change it; `write` fails, unless all is captured."""
         self._capture.abandon()
 
 

@@ -39,6 +39,12 @@ class ModelNames:
         """The name of each parameter; of several names of one, the first."""
         return {tensor: self.plain(name) for name, tensor in self._model.named_parameters()}
 
+    def buffers(self, state: Mapping[str, Any]) -> set[int]:
+        """Ids of what of the state dict is no parameter, by any of its names."""
+        named = self._model.named_parameters(remove_duplicate=False)
+        parameters = {self.plain(name) for name, _ in named}
+        return {id(value) for name, value in state.items() if name not in parameters}
+
     def state_dict(self) -> OrderedDict[str, Any]:
         """The model's state dict, live, under plain names.
 

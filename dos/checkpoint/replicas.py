@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -27,7 +27,9 @@ _MAPPINGS = (dict, OrderedDict)
 _SEQUENCES = (list, tuple)
 
 
-def part_of(state: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+def part_of(
+    state: dict[str, Any], rank: int, world: int, whole: Container[int] = ()
+) -> dict[str, Any]:
     """What one rank saves of a state, so that the ranks together save all of it, once.
 
     Tensors below "model" and "optimizer" are taken to be the same on all ranks: their bytes, one
@@ -39,6 +41,7 @@ def part_of(state: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         state: of this rank; tensors, DTensors and `Pieces` in dicts, lists and tuples.
         rank: of this process.
         world: how many ranks call this, each with its own state.
+        whole: ids of tensors that are not the same on all ranks: those of rank 0 are saved.
 
     Returns:
         A state of the same tensors and views of them.
@@ -49,7 +52,7 @@ def part_of(state: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     found: dict[int, _Found] = {}
     below = {key: state[key] for key in REPLICATED if key in state}
     for path, value in _tensors(below, ""):
-        found.setdefault(id(value), _look(path, value, rank, world))
+        found.setdefault(id(value), _look(path, value, rank, world, id(value) in whole))
     parts = _shares(_without_twins(list(found.values())), rank)
     made = {} if rank else dict(state)
     for key, value in below.items():
@@ -121,7 +124,7 @@ class _Found(NamedTuple):
         return sum(elements.nbytes for _, elements in self.runs)
 
 
-def _look(path: str, value: Any, rank: int, world: int) -> _Found:
+def _look(path: str, value: Any, rank: int, world: int, whole: bool) -> _Found:
     if isinstance(value, Pieces):
         runs = sorted(value.parts.items())
         copies = value.copies or (rank, world)
@@ -143,7 +146,8 @@ def _look(path: str, value: Any, rank: int, world: int) -> _Found:
         runs = [(start, flat[here : here + length]) for start, here, length in places]
         return _Found(value, local, shape, runs, copy_of(value), False)
     cuts = (
-        type(value) is torch.Tensor
+        not whole
+        and type(value) is torch.Tensor
         and value.layout is torch.strided
         and not (value.requires_grad or value.is_meta or value.is_conj() or value.is_neg())
         and value.numel() > 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from dos.checkpoint.commit import (
@@ -26,6 +27,18 @@ from dos.checkpoint.tuning import IoShape, shape_for
 from dos.errors import CheckpointError, DOSError
 
 _AGAIN_S = 0.05
+
+
+@contextmanager
+def taking_part(
+    ranks: Ranks, storage: Storage, path: str, checkpoint_id: str | None = None
+) -> Iterator[None]:
+    """What precedes a save: an error in it fails the save on all ranks, as one within it does."""
+    try:
+        yield
+    except BaseException as error:
+        Round(ranks, storage, path, checkpoint_id).fail(error)
+        raise
 
 
 class Round:

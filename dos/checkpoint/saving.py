@@ -80,30 +80,38 @@ def begin_save(
     Args:
         state, path, latest, checkpoint_id, storage, ranks: see `save`.
         held: states whose owners wait, part by part, until they are captured; all of it is
-            released also where the save fails. None: as `save`.
+            released also where the save fails. At the end of the process the caller has to wait
+            for it. None: as `save`.
         ring: where what is not written as it lies is copied; None: memory of its own.
     """
     path = os.path.abspath(os.fspath(path))
     name = os.path.basename(path)
-    storage, handle = storage or make_storage(), Handle()
+    storage, handle, draft = storage or make_storage(), Handle(), None
     try:
         if not name or (latest and name == LATEST):
             raise ConfigError(f"{path!r} names no checkpoint", where="path", fix="name one")
         with Round(ranks or Ranks.alone(), storage, path, checkpoint_id) as taken:
             draft = Draft(taken.file_id, state, held, handle.set_captured)
             handle.expect(draft.file_bytes)
-            _start(_Save(storage, taken, path, draft, ring, latest, handle))
-    except BaseException:
+            _start(_Save(storage, taken, path, draft, ring, latest, handle), held is not None)
+        if held is not None:
+            draft.wait_frozen()
+    except BaseException:  # an interrupt too: its caller goes on, and changes what is read
+        if draft is not None:
+            draft.abandon()
         for one in held or ():
             one.abandon()
         raise
-    if held is not None:
-        draft.wait_frozen()
     return handle
 
 
-def _start(work: _Save) -> None:
-    """Begin to write, as soon as the saves before it leave the memory alone."""
+def _start(work: _Save, daemon: bool) -> None:
+    """Begin to write, as soon as the saves before it leave the memory alone.
+
+    Args:
+        work: what to do.
+        daemon: the process does not wait for it at its end, unless its caller has it do so.
+    """
     earlier = before, beside = register(work.path, work.handle)
     try:
         if beside is not None:
@@ -113,7 +121,8 @@ def _start(work: _Save) -> None:
         work.round.claim()
         work = work._replace(beside=beside)
         try:
-            threading.Thread(target=work.run, name=f"save {os.path.basename(work.path)}").start()
+            name = f"save {os.path.basename(work.path)}"
+            threading.Thread(target=work.run, name=name, daemon=daemon).start()
         except RuntimeError:  # at the end of the process there are no new ones
             work.run()
     except BaseException as error:
@@ -137,12 +146,16 @@ class _Save(NamedTuple):
             self._write()
             self.handle.durable.set_result(self.path)
         except BaseException as error:
-            failure = write_failure(error, self.path) if isinstance(error, OSError) else error
-            failure.__cause__ = None if failure is error else error
+            failure = error
+            if isinstance(error, OSError):
+                failure = write_failure(error, self.path)
+                failure.__cause__ = error
             _log.error("saving failed: %s", failure)
-            self.round.fail(failure)
-            self.handle.fail(failure)
-            self.draft.abandon()
+            self.draft.abandon()  # first: nobody is to wait while others are told
+            try:
+                self.round.fail(failure)
+            finally:
+                self.handle.fail(failure)
         finally:
             unregister(self.path, self.handle)
 

@@ -10,12 +10,13 @@ Of several models or optimizers, given by name, each stands under its name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from dos.checkpoint.names import ModelNames
+from dos.checkpoint.replicas import part_of
 from dos.checkpoint.rng import rng_states
 from dos.memory import HeldState
 from dos.memory.pieces import Pieces
@@ -82,33 +83,48 @@ class Training(NamedTuple):
             for tensor, name in ModelNames(model).parameters().items()
         }
 
-    def hold(self, step: int, what: str) -> tuple[dict[str, Any], list[HeldState]]:
-        """The tree, live, and what of it is held until it is captured or abandoned.
+    def part(
+        self, step: int, rank: int, world: int, check_room: Callable[[int], None]
+    ) -> tuple[dict[str, Any], list[HeldState]]:
+        """What one rank saves, live, and what is held until it is captured or abandoned.
 
         The generators come first, since what follows may draw from them.
+
+        Args:
+            step: how many were done.
+            rank: of this process.
+            world: how many ranks save.
+            check_room: called with the bytes of the whole tree; it may raise.
         """
-        rank: dict[str, Any] = {"rng": rng_states()}
-        tree: dict[str, Any] = {"step": step, "rank": rank}
+        own: dict[str, Any] = {"rng": rng_states()}
+        tree: dict[str, Any] = {"step": step, "rank": own}
+        # Each rank has its own: DistributedDataParallel takes those of rank 0 at the next forward.
+        buffers: set[int] = set()
         for where, model in self.models.items():
-            put(tree, where, ModelNames(model).state_dict())
-        rank["extra"] = {
+            names = ModelNames(model)
+            put(tree, where, state := names.state_dict())
+            buffers |= names.buffers(state)
+        own["extra"] = {
             key: value.state_dict() if isinstance(value, Stateful) else value
             for key, value in self.extra.items()
         }
         held: list[HeldState] = []
-        names = self.names()
         try:
             for where, optimizer in self.optimizers.items():
-                if isinstance(optimizer, Holding):
-                    held.append(optimizer.hold_state(names, what))
-                    put(tree, where, held[-1].tree)
-                else:
-                    put(tree, where, optimizer.state_dict())
+                put(tree, where, self._hold(optimizer, f"the save of step {step}", held))
+            check_room(n_bytes_of(tree))
+            return part_of(tree, rank, world, buffers), held
         except BaseException:
             for one in held:
                 one.abandon()
             raise
-        return tree, held
+
+    def _hold(self, optimizer: torch.optim.Optimizer, what: str, held: list[HeldState]) -> Any:
+        """The state of an optimizer; what of it is held is added to `held`."""
+        if not isinstance(optimizer, Holding):
+            return optimizer.state_dict()
+        held.append(optimizer.hold_state(self.names(), what))
+        return held[-1].tree
 
 
 def put(tree: dict[str, Any], where: tuple[str, ...], value: Any) -> None:

@@ -18,7 +18,7 @@ from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.handle import Handle
 from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.replicas import PER_RANK
-from dos.checkpoint.rounds import Round
+from dos.checkpoint.rounds import taking_part
 from dos.checkpoint.saving import begin_save
 from dos.checkpoint.storage import make_storage
 from dos.config import DeepSpeedCheckpoint
@@ -153,14 +153,11 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._begun += 1
         self._open = path
         try:
-            try:
+            with taking_part(self.ranks, self.storage, path):
                 yield
                 self._make_ready(os.path.dirname(path))
                 held = hold(os.path.basename(path))
                 self._in_use = held.gates
-            except BaseException as error:
-                Round(self.ranks, self.storage, path).fail(error)
-                raise
             self._saves[self._begun] = (
                 path,
                 begin_save(

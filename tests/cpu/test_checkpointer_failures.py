@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -20,6 +23,7 @@ from dos.checkpoint.owner import Owner, _start
 from dos.checkpoint.posix import PosixFile, PosixStorage
 from tests.cpu.checkpoint_cases import in_memory
 from tests.cpu.forked import in_child
+from tests.gated_disk import Gated
 
 
 @pytest.fixture
@@ -181,6 +185,90 @@ def test_the_partial_of_a_dead_writer_goes_and_that_of_a_live_one_stays(tmp_path
     with Checkpointer(tmp_path):
         assert partials[1].exists()
         assert not partials[2].exists()
+
+
+def test_on_error_may_close(tmp_path: Path) -> None:
+    disk, closed = Disk(), threading.Event()
+
+    def close(error: BaseException) -> None:
+        with pytest.raises(dos.CheckpointError, match="an earlier save failed"):
+            checkpointer.close()
+        closed.set()
+
+    checkpointer = Checkpointer(tmp_path, on_error=close, storage=disk)
+    fail(checkpointer, disk, 1)
+    assert closed.wait(60)
+
+
+def test_what_is_held_is_free_when_on_error_is_called(tmp_path: Path) -> None:
+    disk, stepped = Disk(), threading.Event()
+
+    def step(error: BaseException | None = None) -> None:
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        stepped.set()
+
+    weight = torch.nn.Parameter(torch.ones(3000))
+    optimizer = dos.DOSOptimizer(torch.optim.AdamW([weight]), device="cpu")
+    step()
+    stepped.clear()
+    with (
+        pytest.raises(dos.CheckpointError),
+        Checkpointer(  # noqa: PT012
+            tmp_path, on_error=step, storage=disk
+        ) as checkpointer,
+    ):
+        disk.full = True
+        checkpointer.save(1, optimizer=optimizer)
+        assert stepped.wait(60)
+
+
+def test_an_interrupted_save_is_none(tmp_path: Path) -> None:
+    """Whoever interrupts `save` goes on, and changes what was not captured yet."""
+    disk = Gated()
+    tensor = torch.zeros(8 << 20)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.get_ident()
+    killer = threading.Timer(1.0, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    checkpointer = Checkpointer(tmp_path, ring_bytes=4 << 20, storage=disk)
+    killer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.save(1, extra={"tensor": tensor})
+    finally:
+        killer.join()
+        signal.signal(signal.SIGUSR1, before)
+    tensor.fill_(7)
+    disk.open_now.set()
+    with checkpointer:
+        checkpointer.save(2, extra={"tensor": tensor})  # written after the first has ended
+    assert [saved.step for saved in checkpointer.list()] == [2]
+
+
+_STALLED = """
+import sys
+import torch
+from dos.checkpoint import Checkpointer
+from tests.gated_disk import Gated
+
+checkpointer = Checkpointer(sys.argv[1], close_timeout_s=0.1, storage=Gated())
+checkpointer.save(1, extra={"tensor": torch.zeros(10)})
+"""
+
+
+def test_a_process_ends_though_its_disk_has_stalled(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    script = tmp_path / "stalled.py"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(root)!r})\n{_STALLED}")
+    made = subprocess.run(
+        [sys.executable, script, tmp_path / "run"], capture_output=True, text=True, timeout=50
+    )
+    assert made.returncode == 0, made.stderr
+    assert "was given up" in made.stderr
 
 
 def test_a_closed_one_saves_no_more(tmp_path: Path) -> None:

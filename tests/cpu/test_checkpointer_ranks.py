@@ -109,6 +109,48 @@ def test_more_ranks_than_have_saved_take_the_extra_of_the_first(folder: Path) ->
     assert run_ranks(work, 2, folder / "shared") == [expected] * 2
 
 
+def test_a_save_that_one_rank_cannot_begin_fails_and_the_next_succeeds(
+    folder: Path,
+) -> None:
+    def work(ranks: Ranks) -> object:
+        failed, limits = [], {"commit_timeout_s": 100.0, **RING}
+        with Checkpointer(folder / "run", **limits) as checkpointer:  # type: ignore[arg-type]
+            model, optimizer = trained(1)
+            for step in (1, 2, 3):
+                if (step, ranks.rank) == (1, 1):
+                    torch.nn.Module.register_parameter(model, "bias", None)  # has no name then
+                try:
+                    handle = checkpointer.save(step, model=model, optimizer=optimizer)
+                    assert handle is not None
+                    handle.result()
+                except dos.DOSError as error:
+                    failed.append((step, type(error).__name__))
+                    model, optimizer = trained(1)
+        return failed, [one.step for one in checkpointer.list()]
+
+    assert run_ranks(work, 2, folder / "shared") == [
+        "([(1, 'CheckpointError'), (2, 'CheckpointError')], [2, 3])",  # at 2 what was at 1 is told
+        "([(1, 'ConfigError')], [2, 3])",
+    ]
+
+
+def test_buffers_are_those_of_the_first_rank(folder: Path) -> None:
+    """DistributedDataParallel takes these at the next forward, wherever it was saved."""
+
+    def work(ranks: Ranks) -> object:
+        model = torch.nn.Sequential(torch.nn.Linear(800, 8), torch.nn.BatchNorm1d(4000))
+        for buffer in model.buffers():
+            buffer.fill_(ranks.rank)
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            handle = checkpointer.save(1, model=model)
+            assert handle is not None
+            handle.result()
+            checkpointer.restore(model=model)
+        return [buffer.count_nonzero().item() for buffer in model.buffers()]
+
+    assert run_ranks(work, 2, folder / "shared") == ["[0, 0, 0]"] * 2
+
+
 def test_sigterm_of_one_rank_ends_all_at_the_same_step(folder: Path) -> None:
     def work(ranks: Ranks) -> object:
         how = {"every": 10**6, "sigterm_grace_s": 60.0}
