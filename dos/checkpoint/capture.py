@@ -176,7 +176,8 @@ class _Holds:
         entries = self._by_place.get(span.place, [])
         at = bisect_right(entries, span.begin, key=lambda entry: entry[0])
         parts, end = set(), span.begin
-        for begin, stop, part in entries[max(at - 1, 0) :]:
+        for number in range(max(at - 1, 0), len(entries)):
+            begin, stop, part = entries[number]
             if begin >= span.end:
                 break
             if stop > span.begin:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +48,18 @@ class Contents:
                 f"the state of {has} optimizer was saved, and this is {needs}",
                 at,
                 "restore into an optimizer of the same kind",
+            )
+
+    def check_groups(
+        self, at: str, saved: Sequence[Mapping[str, Any]], here: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """ConfigError where an optimizer of torch's would not take the param groups saved."""
+        sizes = [[len(group["params"]) for group in groups] for groups in (saved, here)]
+        if sizes[0] != sizes[1]:
+            raise self._misfit(
+                f"param groups of {sizes[0]} parameters were saved, and these are of {sizes[1]}",
+                at,
+                "restore into an optimizer of the same param groups",
             )
 
     def check_model(self, at: str, state: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:

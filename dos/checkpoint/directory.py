@@ -71,7 +71,9 @@ class CheckpointDirectory:
         self._lock = threading.Lock()  # of pins: one reads them while another writes
 
     def path_of(self, step: int) -> str:
-        """Where the checkpoint of a step is."""
+        """Where the checkpoint of a step is; ConfigError where it is no step."""
+        if step < 0:
+            raise ConfigError(f"it is {step}", where="step", fix="give how many steps were done")
         return os.path.join(self.path, f"step-{step:08d}")
 
     def open(self, ranks: Ranks) -> int:

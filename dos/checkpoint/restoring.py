@@ -16,7 +16,7 @@ from dos.checkpoint.reader import load
 from dos.checkpoint.rng import set_rng_states
 from dos.checkpoint.storage import Storage
 from dos.checkpoint.training import Holding, Stateful, Training, put
-from dos.errors import ConfigError, FormatError
+from dos.errors import ConfigError, FormatError, PoolError
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +78,18 @@ class Restoration:
         for where, model in training.models.items():
             state = ModelNames(model).state_dict()
             put(self._into, where, self._contents.check_model(_text(where), state, strict=strict))
-        told = (f"{_glob(where)}/{part}" for where in self._holding for part in _TOLD)
+        told = [f"{_glob(where)}/steps" for where in self._holding]
+        told += [
+            f"{_glob(where)}/param_groups"
+            for where, _ in optimizers
+            if self._contents.has(f"{_text(where)}/param_groups")
+        ]
         own = rank if rank in self._contents.ranks else None
         self._objects = load(path, only=["rank", *told], rank=own, **self._how)
+        for where, optimizer in optimizers:
+            if where not in self._holding and f"{_glob(where)}/param_groups" in told:
+                groups = _get(self._objects, where)["param_groups"]
+                self._contents.check_groups(_text(where), groups, optimizer.param_groups)
         self._rng = None if own is None else self._objects["rank"]["rng"]
         self.extra: Mapping[str, Any] = self._objects["rank"]["extra"]
         extra = training.extra.items()
@@ -132,7 +141,7 @@ class Restoration:
                         only.append(f"{_glob(where)}/{kind}")
                         put(self._into, (*where, kind), leaves)
             return load(self._path, into=self._into, only=only, **self._how) if only else {}
-        except (ConfigError, FormatError):
+        except (ConfigError, FormatError, PoolError):  # of what comes before all reading
             for one in begun:
                 one.restore_abandoned()
             raise
@@ -143,9 +152,6 @@ class Restoration:
         masters = f"{_text(where)}/master"
         have = [n for n in told["steps"] if self._contents.has(join(masters, component(n)))]
         return {**told, "master": have}
-
-
-_TOLD = ("steps", "param_groups")
 
 
 def _text(where: _Place) -> str:

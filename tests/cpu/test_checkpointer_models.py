@@ -146,3 +146,22 @@ def test_a_part_that_was_not_saved_is_refused(tmp_path: Path) -> None:
             checkpointer.restore(**{**training.parts, "extra": None})
         with pytest.raises(dos.ConfigError, match="no state of 'scheduler' was saved"):
             checkpointer.restore(extra=training.parts["extra"])
+
+
+def test_other_groups_of_an_optimizer_of_torch_are_refused_before_anything_changes(
+    tmp_path: Path,
+) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        training = Training(None).run(1)
+        checkpointer.save(1, model=training.model, optimizer=training.optimizer)
+        model = Training(None, seed=1).model
+        before = model[0].weight.clone()
+        groups = [{"params": [parameter]} for parameter in model.parameters()]
+        with pytest.raises(dos.ConfigError, match="param groups"):
+            checkpointer.restore(model=model, optimizer=torch.optim.AdamW(groups))
+        assert torch.equal(model[0].weight, before)
+
+
+def test_a_step_below_0_is_refused(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer, pytest.raises(dos.ConfigError, match="step"):
+        checkpointer.save(-1)
