@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dos.checkpoint.inspecting import inspect
-from dos.checkpoint.paths import component, join
+from dos.checkpoint.paths import component, join, key_component
 from dos.checkpoint.storage import Storage
 from dos.errors import ConfigError
+from dos.shards import is_sharded
 
 
 class Contents:
@@ -61,6 +62,22 @@ class Contents:
                 at,
                 "restore into an optimizer of the same param groups",
             )
+
+    def shards(self, at: str, parameters: Iterable[torch.Tensor]) -> dict[int, dict[str, Any]]:
+        """DTensors to read an optimizer's state into, by its parameters' numbers and its keys."""
+        found: dict[int, dict[str, Any]] = {}
+        sharded = {
+            join(join(at, "state"), key_component(str(number))): (number, parameter)
+            for number, parameter in enumerate(parameters)
+            if is_sharded(parameter)
+        }
+        for name, told in self._tensors.items() if sharded else ():
+            parent, _, key = name.rpartition("/")
+            number, parameter = sharded.get(parent, (0, None))
+            if parameter is not None and told["shape"] == list(parameter.shape):
+                made = torch.empty_like(parameter.detach(), dtype=getattr(torch, told["type"]))
+                found.setdefault(number, {})[key] = made
+        return found
 
     def check_model(self, at: str, state: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
         """Which tensors of a model's state dict are to be read; ConfigError where they differ."""

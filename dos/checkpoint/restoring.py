@@ -128,9 +128,12 @@ class Restoration:
         training, begun = self._training, list[Holding]()
         only = [_glob(where) for where in training.models]
         try:
-            for where in training.optimizers:
+            for where, other in training.optimizers.items():
                 if where not in self._holding:
                     only.append(_glob(where))
+                    parameters = [one for group in other.param_groups for one in group["params"]]
+                    if shards := self._contents.shards(_text(where), parameters):
+                        put(self._into, (*where, "state"), shards)
                     continue
                 saved = self._saved(where)
                 optimizer = self._holding[where]

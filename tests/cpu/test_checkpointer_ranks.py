@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import dos
 from dos.checkpoint import Checkpointer
@@ -132,6 +134,48 @@ def test_a_save_that_one_rank_cannot_begin_fails_and_the_next_succeeds(
         "([(1, 'CheckpointError'), (2, 'CheckpointError')], [2, 3])",  # at 2 what was at 1 is told
         "([(1, 'ConfigError')], [2, 3])",
     ]
+
+
+def sharded(world: int, steps: int) -> tuple[torch.nn.Module, torch.optim.AdamW]:
+    """Over all ranks, stepped by torch."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(6, 10)
+    mesh = init_device_mesh("cpu", (world,))
+    for name, its in list(model.named_parameters()):
+        its = torch.nn.Parameter(distribute_tensor(its.data, mesh, [Shard(0)]))
+        model.register_parameter(name, its)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        stepped(model, optimizer)
+    return model, optimizer
+
+
+def stepped(model: torch.nn.Module, optimizer: torch.optim.AdamW) -> None:
+    """A step with gradients that tell the elements apart."""
+    for its in model.parameters():
+        gradient = torch.arange(float(its.numel())).view(its.shape) - 3
+        its.grad = distribute_tensor(gradient, its.device_mesh, its.placements)  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def test_sharded_state_of_torchs_optimizer_is_resumed_by_other_ranks(folder: Path) -> None:
+    def save(ranks: Ranks) -> object:
+        model, optimizer = sharded(2, 2)
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            checkpointer.save(2, model=model, optimizer=optimizer)
+
+    def resume(ranks: Ranks) -> object:
+        (model, optimizer), (other, _) = sharded(3, 0), sharded(3, 3)
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            checkpointer.restore(model=model, optimizer=optimizer)
+        stepped(model, optimizer)
+        pairs = zip(model.parameters(), other.parameters(), strict=True)
+        return [torch.equal(mine.to_local(), its.to_local()) for mine, its in pairs]  # type: ignore[attr-defined]
+
+    run_ranks(save, 2, folder / "shared")
+    (folder / "again").mkdir()
+    assert run_ranks(resume, 3, folder / "again") == ["[True, True]"] * 3
 
 
 def test_buffers_are_those_of_the_first_rank(folder: Path) -> None:
