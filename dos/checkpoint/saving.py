@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,9 @@ from dos.checkpoint.storage import Storage, make_storage
 from dos.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+
+_CLEAN_UP_S = 10.0
+_threads: weakref.WeakKeyDictionary[threading.Thread, Handle] = weakref.WeakKeyDictionary()
 
 
 def save(
@@ -122,7 +127,9 @@ def _start(work: _Save, daemon: bool) -> None:
         work = work._replace(beside=beside)
         try:
             name = f"save {os.path.basename(work.path)}"
-            threading.Thread(target=work.run, name=name, daemon=daemon).start()
+            thread = threading.Thread(target=work.run, name=name, daemon=daemon)
+            _threads[thread] = work.handle
+            thread.start()
         except RuntimeError:  # at the end of the process there are no new ones
             work.run()
     except BaseException as error:
@@ -166,3 +173,11 @@ class _Save(NamedTuple):
         partial = self.round.partial
         record = self.draft.write(self.storage, partial, self.ring, self.handle.advance)
         self.round.commit([record], latest=self.latest)
+
+
+@atexit.register
+def _join_ended() -> None:
+    """Let threads end whose saves have: one that is cut short in native code aborts the process."""
+    for thread, handle in list(_threads.items()):
+        if handle.durable.done() and thread.is_alive():
+            thread.join(_CLEAN_UP_S)
