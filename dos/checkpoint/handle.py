@@ -1,4 +1,4 @@
-"""What `save` returns: a save in the background."""
+"""What `save` returns: a save in the background, as its user and as its writer hold it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,10 @@ class Handle:
     def progress(self) -> Progress:
         """Bytes on their way to the disk, and all."""
         return Progress(self._done_bytes, self._total_bytes)
+
+
+class RunningSave(Handle):
+    """A handle as who writes the save holds it: tells it how far the save is."""
 
     def expect(self, n_bytes: int) -> None:
         """So many bytes more there will be."""

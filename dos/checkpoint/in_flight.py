@@ -7,9 +7,9 @@ import threading
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from dos.checkpoint.handle import Handle
+from dos.checkpoint.handle import RunningSave
 
-_in_flight: dict[tuple[str, str], Handle] = {}
+_in_flight: dict[tuple[str, str], RunningSave] = {}
 _lock = threading.Lock()
 
 
@@ -17,7 +17,7 @@ def _places(path: str) -> list[tuple[str, str]]:
     return [("name", path), ("beside", os.path.dirname(path))]
 
 
-def register(path: str, handle: Handle) -> list[Handle | None]:
+def register(path: str, handle: RunningSave) -> list[RunningSave | None]:
     """Make a save the last one of its name and directory; the ones before, if not done."""
     with _lock:
         before = [_in_flight.get(place) for place in _places(path)]
@@ -25,7 +25,7 @@ def register(path: str, handle: Handle) -> list[Handle | None]:
         return before
 
 
-def unregister(path: str, handle: Handle, earlier: Sequence[Handle | None] = ()) -> None:
+def unregister(path: str, handle: RunningSave, earlier: Sequence[RunningSave | None] = ()) -> None:
     """It is no more in flight; where it never was, what was before it may still be."""
     with _lock:
         for place, before in zip_longest(_places(path), earlier):

@@ -14,7 +14,7 @@ from dos.checkpoint.capture import Held
 from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.commit import LATEST, write_failure
 from dos.checkpoint.draft import Draft
-from dos.checkpoint.handle import Handle
+from dos.checkpoint.handle import Handle, RunningSave
 from dos.checkpoint.in_flight import register, unregister
 from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.rounds import Round
@@ -91,7 +91,7 @@ def begin_save(
     """
     path = os.path.abspath(os.fspath(path))
     name = os.path.basename(path)
-    storage, handle, draft = storage or make_storage(), Handle(), None
+    storage, handle, draft = storage or make_storage(), RunningSave(), None
     try:
         if not name or (latest and name == LATEST):
             raise ConfigError(f"{path!r} names no checkpoint", where="path", fix="name one")
@@ -145,7 +145,7 @@ class _Save(NamedTuple):
     draft: Draft
     ring: CaptureRing | None
     latest: bool
-    handle: Handle
+    handle: RunningSave
     beside: Handle | None = None
 
     def run(self) -> None:
