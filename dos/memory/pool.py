@@ -24,7 +24,7 @@ class Requirement:
     Attributes:
         state_bytes: fp32 masters, momenta, variances; a multiple of 4 KiB.
         gradient_bytes: gradients on their way from hook to update; a multiple of 4 KiB.
-        ring_bytes: staging and capture; a multiple of 4 KiB.
+        ring_bytes: staging; a multiple of 4 KiB.
         lease_bytes: state leases, then gradient leases, each with its padding, in the order in
             which they are taken; empty where they are not known.
     """

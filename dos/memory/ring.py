@@ -1,4 +1,4 @@
-"""The ring: memory for staging and capture, passed from user to user with back-pressure."""
+"""The ring: memory for staging, passed from user to user with back-pressure."""
 
 from __future__ import annotations
 
