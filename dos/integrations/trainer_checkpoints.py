@@ -79,9 +79,8 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         self._restored_step = newest.step
         self._position = TemporaryDirectory(prefix="resume-")
         Path(self._position.name, _STATE).write_text(newest.extra["trainer"])
-        trainer._load_from_checkpoint = lambda *args, **kwargs: (
-            None
-        )  # the weights come with all else
+        # The weights come with all else, once training begins.
+        trainer._load_from_checkpoint = lambda *args, **kwargs: None
         return self._position.name
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
@@ -95,6 +94,7 @@ class CheckpointCallback(TrainerCallback):  # type: ignore[misc]
         checkpointer = self._open()
         self._is_due = False
         if self._restored_step is not None:
+            del self._trainer._load_from_checkpoint  # of its own again
             restored = checkpointer.restore(self._restored_step, **_parts(parts))
             assert restored is not None
             # What begins an epoch draws from the generators before the next step does.

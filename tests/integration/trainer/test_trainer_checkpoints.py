@@ -113,6 +113,18 @@ def test_the_scheduler_goes_on(tmp_path: Path) -> None:
     assert inner(resumed.optimizer).param_groups[0]["lr"] == 0
 
 
+def test_a_trainer_that_was_resumed_loads_other_checkpoints_again(tmp_path: Path) -> None:
+    run(tmp_path, PLANS["cpu"], 3)
+    resumed, _ = run(tmp_path, PLANS["cpu"])
+    resumed.save_model(tmp_path / "own")
+    saved = bits(resumed.model)
+    with torch.no_grad():
+        for parameter in resumed.model.parameters():
+            parameter.zero_()
+    resumed._load_from_checkpoint(str(tmp_path / "own"))
+    assert bits(resumed.model) == saved
+
+
 @pytest.mark.parametrize(
     ("option", "arguments"),
     [("load_best_model_at_end", {**SAVED, "eval_strategy": "steps", "eval_steps": 2})],
