@@ -62,5 +62,10 @@ class CheckpointError(DOSError):
     """A checkpoint could not be written; what was there before is intact."""
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says first, short enough for a message of ours."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
 def _rebuild(kind: type[DOSError], what: str, where: str, fix: str) -> DOSError:
     return kind(what, where=where, fix=fix)

@@ -8,11 +8,12 @@ import torch
 
 SMALL_TENSORS, OBJECTS = 20_000, 2_000
 TINY_BYTES = 64
+BLOCKS = 64
 
 
-def blocks(n_bytes: int, count: int = 64) -> dict[str, torch.Tensor]:
+def blocks(n_bytes: int) -> dict[str, torch.Tensor]:
     """Equal tensors of fp32."""
-    return {f"layer{i}": random_tensor(n_bytes // count) for i in range(count)}
+    return {f"layer{i}": random_tensor(n_bytes // BLOCKS) for i in range(BLOCKS)}
 
 
 def one(n_bytes: int) -> dict[str, torch.Tensor]:

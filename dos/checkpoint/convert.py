@@ -16,7 +16,7 @@ from dos.checkpoint.dtypes import header_name
 from dos.checkpoint.manifest import MANIFEST
 from dos.checkpoint.reader import load
 from dos.checkpoint.saving import save
-from dos.errors import CheckpointError, ConfigError, DOSError, FormatError
+from dos.errors import CheckpointError, ConfigError, DOSError, FormatError, first_line
 
 Form = Literal["dos", "pt", "safetensors", "dcp"]
 _SHARD_BYTES = 5_000_000_000
@@ -50,7 +50,6 @@ def convert(
     *,
     only: str | None = None,
     part: str | None = None,
-    allow: Iterable[type] = (),
     trusted: bool = False,
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
@@ -63,7 +62,6 @@ def convert(
             "dcp".
         only: as of `load`, where the source is a checkpoint of this library.
         part: keys joined by `.` that lead to the part of the state to write.
-        allow: as of `load`.
         trusted: unpickle; DCP's metadata is a pickle, and so may a torch file be.
         shard_bytes: largest file of safetensors, if its tensors are not larger.
 
@@ -78,12 +76,12 @@ def convert(
         raise ConfigError("it exists", where=str(there), fix="name another target")
     form = form_of(here)
     try:
-        read = _READERS[form](here, only, allow, trusted)
+        read = _READERS[form](here, only, trusted)
     except (DOSError, MemoryError):
         raise
     except Exception as error:  # what the libraries of other forms raise for a damaged file
         raise FormatError(
-            f"it cannot be read as {form}: {_first_line(error)}", where=str(here)
+            f"it cannot be read as {form}: {first_line(error)}", where=str(here)
         ) from error
     state = _part(read, part)
     if to == "dos":
@@ -96,12 +94,12 @@ def convert(
         atomically(there, lambda new: _write_dcp(state, new))
 
 
-def _read_own(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
-    return load(path, only=only, allow=allow, trusted=trusted)
+def _read_own(path: Path, only: str | None, trusted: bool) -> Any:
+    return load(path, only=only, trusted=trusted)
 
 
-def read_torch(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
-    """The state of a torch file, mapped where that can be; all of it, whatever `only` says.
+def read_torch(path: Path, allow: Iterable[type], trusted: bool) -> Any:
+    """The state of a torch file, mapped where that can be.
 
     Raises:
         FormatError: it holds classes that are neither known to torch nor in `allow`.
@@ -115,19 +113,19 @@ def read_torch(path: Path, only: str | None, allow: Iterable[type], trusted: boo
             if trusted or "WeightsUnpickler error" not in str(error):
                 raise
             raise FormatError(
-                f"it holds more than tensors: {_first_line(error)}",
+                f"it holds more than tensors: {first_line(error)}",
                 where=str(path),
-                fix="allow its classes, or pass trusted=True if you trust who wrote it",
+                fix="pass trusted=True if you trust who wrote it",
             ) from error
 
 
-def _read_safetensors(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
+def _read_safetensors(path: Path, only: str | None, trusted: bool) -> Any:
     safetensors_torch = _safetensors()
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     return {name: t for file in files for name, t in safetensors_torch.load_file(file).items()}
 
 
-def _read_dcp(path: Path, only: str | None, allow: Iterable[type], trusted: bool) -> Any:
+def _read_dcp(path: Path, only: str | None, trusted: bool) -> Any:
     if not trusted:
         raise FormatError(
             "DCP's metadata is a pickle, which can run any code",
@@ -146,9 +144,9 @@ def _read_dcp(path: Path, only: str | None, allow: Iterable[type], trusted: bool
         return torch.load(file, map_location="cpu", weights_only=False)
 
 
-_READERS: dict[Form, Callable[[Path, str | None, Iterable[type], bool], Any]] = {
+_READERS: dict[Form, Callable[[Path, str | None, bool], Any]] = {
     "dos": _read_own,
-    "pt": read_torch,
+    "pt": lambda path, only, trusted: read_torch(path, (), trusted),
     "safetensors": _read_safetensors,
     "dcp": _read_dcp,
 }
@@ -184,10 +182,6 @@ def _write_dcp(state: Any, folder: Path) -> None:
 def _causes(error: Any) -> str:
     """Of what failed on any rank of DCP."""
     return "; ".join(str(failure[0]) for failure in error.failures.values())
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def _write_shards(state: Any, folder: Path, shard_bytes: int) -> None:

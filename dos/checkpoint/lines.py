@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-from dos.errors import CheckpointError
+from dos.errors import CheckpointError, first_line
 
 _POLL_S = 0.02
 _T = TypeVar("_T")
@@ -165,11 +165,7 @@ def _told(call: Callable[[], _T]) -> _T:
         return call()
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(
-            f"the store that the ranks talk through is gone: {_first_line(error)}",
+            f"the store that the ranks talk through is gone: {first_line(error)}",
             where="torch.distributed",
             fix="see why the process that serves it ended",
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -99,14 +99,14 @@ def resolve(path: str | os.PathLike[str], storage: Storage) -> str:
     return read_latest(storage, path) or path
 
 
-def read_objects(storage: Storage, opened: OpenedFile, *, verify: bool = True) -> memoryview:
+def read_objects(storage: Storage, opened: OpenedFile) -> memoryview:
     """The long byte strings and pickled objects of a file, one behind the other."""
     entry = opened.header.entries.get(OBJECTS)
     if entry is None:
         return memoryview(b"")
     data = aligned_buffer(entry.end - entry.begin)
     target = Target(entry.begin, entry.end, address_of(data))
-    ChunkReader(storage, Wanted(opened, targets=[target]), verify=verify).read()
+    ChunkReader(storage, Wanted(opened, targets=[target]), verify=True).read()
     return data
 
 

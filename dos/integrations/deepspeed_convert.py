@@ -121,7 +121,7 @@ def from_deepspeed(
 
 
 def _read(path: Path, *, trusted: bool) -> Any:
-    return by_fields(read_torch(path, None, classes(), trusted))
+    return by_fields(read_torch(path, classes(), trusted))
 
 
 def _check_installed() -> None:
