@@ -126,7 +126,13 @@ def test_ranks_are_told_beside_every_rival(results: Path) -> None:
 
 
 def test_every_picture_has_a_row_in_the_table() -> None:
-    assert set(re.findall(r"\]\(pictures/(\w+)\.png\) \|", README)) == set(draw.ALL)
+    rows = re.findall(r"\]\(pictures/(\w+)\.png\) \|", README)
+    assert set(rows) == {path.stem for path in draw.PICTURES.iterdir()}
+
+
+def test_every_figure_without_a_picture_is_said_to_be_unmeasured() -> None:
+    drawn = {path.stem for path in draw.PICTURES.iterdir()}
+    assert README.count("(not measured yet)") == len(draw.ALL.keys() - drawn)
 
 
 def test_every_picture_whose_numbers_are_kept_is_drawn() -> None:
