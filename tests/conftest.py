@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,16 @@ from hypothesis import settings
 settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+# Whether Triton's own library runs in its interpreter is decided at its first import, which any
+# module of the tests may cause.
+if find_spec("torch") and find_spec("triton"):
+    import torch
+
+    if not torch.cuda.is_available():
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("TRITON_INTERPRET", "1")
+            import triton.language  # noqa: F401
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
