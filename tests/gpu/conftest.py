@@ -21,8 +21,8 @@ def triton_as_it_runs_here() -> Iterator[None]:
         yield
 
 
-# Before any test runs: Triton's own library is decided for at its first import, and a step of a
-# torch optimizer imports it.
+# Before any test runs: a kernel is decided for where it is defined (Triton's own library, at its
+# first import, in tests/conftest.py).
 if find_spec("triton"):
     with triton_as_it_runs_here():
         import dos.kernels.gpu.adam
