@@ -181,9 +181,12 @@ class UpdateEngine:
             What is held, its tree empty; and per parameter its step count then.
         """
         steps, running = self._tail.counted(self.state.steps)
-        waits: list[Callable[[], object]] = [] if running is None else [running.await_end]
+        waits: list[Callable[[int | None], object]] = []
+        if running is not None:
+            waits.append(running.await_end)
         if self._device is not None:
-            waits.append(self._device.mark().wait)
+            mark = self._device.mark()
+            waits.append(lambda _: mark.wait())
         return HeldState(self.state.gates, holds_of(self.state), what, waits), steps
 
     def step(

@@ -112,7 +112,7 @@ def ckpt(figures: Figures) -> Iterator[Row]:
                 continue
             # Rivals have few rounds, which are no pairs: over the extremes of their rates.
             ratio, spread = rates["dos"] / rate, [rates["dos"] / its for its in spreads[kind][name]]
-            title = name
+            title = "bound: memory never touched before" if name == "fresh memory" else name
             if name == "raw":
                 title, ratio = "bound: bare disk (fio)", figures[f"{kind}_of_raw"]
                 spread = spreads[f"{kind}_of_raw"]

@@ -8,13 +8,16 @@ medians of the ratios within a round.
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 
 from dos.bench import raw, states
@@ -161,6 +164,20 @@ class Bench:
         self.saves.setdefault("raw", []).append(rate)
         rate = raw.read_gib_per_s(self._path, self.n_bytes, read)
         self.loads.setdefault("raw", []).append(rate)
+        rate = self.n_bytes / GIB / _timed(lambda: touch_fresh(self.n_bytes))
+        self.loads.setdefault("fresh memory", []).append(rate)
+
+
+def touch_fresh(n_bytes: int) -> None:
+    """Have the kernel give this much memory, on two threads; no load into it is faster."""
+    with mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        with memoryview(memory) as view, ThreadPoolExecutor(2) as pool:
+            half = n_bytes // 2
+            parts = [np.frombuffer(view[begin : begin + half], np.uint8) for begin in (0, half)]
+            for touched in [pool.submit(part[:: mmap.PAGESIZE].fill, 1) for part in parts]:
+                touched.result()
+            del parts, touched
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

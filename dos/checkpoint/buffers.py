@@ -62,8 +62,8 @@ def address_of(view: memoryview) -> int:
 class Arena:
     """Fresh memory of which parts stay, each until its last user goes; the rest goes with `close`.
 
-    Its pages are small ones: they are touched once, by the disk, and the first touch of large
-    ones costs more.
+    Its pages are huge ones where the kernel gives them: to touch gigabytes of small ones for the
+    first time takes longer than a fast disk takes to fill them.
 
     Attributes:
         address: of the first byte; a page begins there.
@@ -80,7 +80,7 @@ class Arena:
             raise MemoryError(f"{n_bytes:,} bytes: {os.strerror(ctypes.get_errno())}")
         self.address: int = address
         with suppress(AttributeError):
-            _libc.madvise(address, self._length_bytes, mmap.MADV_NOHUGEPAGE)
+            _libc.madvise(address, self._length_bytes, mmap.MADV_HUGEPAGE)
         self._kept: list[tuple[int, int]] = []
 
     def keep(self, begin: int, end: int) -> memoryview:

@@ -42,8 +42,8 @@ class Held(Protocol):
     def holds(self) -> Sequence[Hold]:
         """What is held; no two of them overlap."""
 
-    def ready(self) -> None:
-        """Wait until the state is what it will be; raises why it will not."""
+    def ready(self, index: int | None = None) -> None:
+        """Wait until a part, or all of it, is what it will be; raises why it will not."""
 
     def release(self, index: int) -> None:
         """The part with this index may change."""
@@ -71,8 +71,8 @@ class Capture:
         captured: called once nothing is read from memory any more.
 
     Attributes:
-        order: all chunks, those first that have to be copied at once, and then in the order of
-            the parts that they set free.
+        order: all chunks, those first that have to be copied at once (of these, those first that
+            nobody holds a byte of), and then in the order of the parts that they set free.
     """
 
     def __init__(
@@ -110,12 +110,21 @@ class Capture:
                 self._parts_of.setdefault(chunk, set()).update(parts)
                 if not covered:
                     self._loose.add(chunk)
-        last = _Part(len(self._held), 0)
-        turn = [min(self._parts_of.get(chunk, ()), default=last) for chunk in self.order]
-        self.order = sorted(self.order, key=lambda chunk: (chunk not in self._loose, turn[chunk]))
+        first, last = _Part(-1, 0), _Part(len(self._held), 0)
 
-    def ready(self) -> None:
-        """Wait until what is held is what it will be; raises why it will not."""
+        def turn(chunk: int) -> tuple[bool, _Part]:
+            loose = chunk in self._loose
+            return not loose, min(self._parts_of.get(chunk, ()), default=first if loose else last)
+
+        self.order = sorted(self.order, key=turn)
+
+    def await_parts(self, chunk: int) -> None:
+        """Wait until a chunk's memory holds what is to be saved; raises why it will not."""
+        for part in self._parts_of.get(chunk, ()):
+            self._held[part.state].ready(part.of_state)
+
+    def await_all(self) -> None:
+        """Wait until all that is held is what is to be saved; raises why it will not be."""
         for state in self._held:
             state.ready()
 

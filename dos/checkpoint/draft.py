@@ -77,7 +77,6 @@ class Draft:
         """
         for event in self._produced:
             event.synchronize()
-        self._capture.ready()
         return FileWriter(
             storage,
             os.path.join(directory, self._layout.file_id.name),
@@ -85,8 +84,7 @@ class Draft:
             self._text,
             shape_for(directory),
             progress=progress,
-            captured=self._capture.took,
-            order=self._capture.order,
+            capture=self._capture,
             ring=None if ring is None else ring.memory(),
         ).write()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import xxhash
 
 from dos.checkpoint.buffers import Slots, aligned_buffer, view_of
+from dos.checkpoint.capture import Capture
 from dos.checkpoint.format import BLOCK_BYTES, header_digest, index_bytes, sealed_header
 from dos.checkpoint.layout import Layout
 from dos.checkpoint.manifest import FileRecord
@@ -40,8 +41,8 @@ class FileWriter:
         index_text: the JSON of the index.
         shape: of the requests.
         progress: called with the bytes of each chunk that is on its way.
-        captured: called with each chunk, once nothing is read of its sources any more.
-        order: the chunks, in the order in which they are taken.
+        capture: tells the order of the chunks and waits for what they read; told of each once
+            nothing is read of its sources any more.
         ring: memory for chunks that are not written where they lie; None: as much as is in flight
             at once.
     """
@@ -55,16 +56,14 @@ class FileWriter:
         shape: IoShape,
         *,
         progress: Callable[[int], None],
-        captured: Callable[[int], None],
-        order: Sequence[int] | None = None,
+        capture: Capture,
         ring: memoryview | None = None,
     ) -> None:
         self._storage, self._path = storage, path
         self._layout, self._index_text = layout, index_text
         self._direct = shape.direct
         self._threads, self._depth = threads_and_depth(shape)
-        self._progress, self._captured = progress, captured
-        self._order = range(layout.n_chunks) if order is None else order
+        self._progress, self._capture = progress, capture
         self._ring = ring
         self._digests = [b""] * layout.n_chunks
         self._ends = [run.end for run in layout.runs]
@@ -75,6 +74,7 @@ class FileWriter:
 
         Raises:
             OSError: of the file system; the file is closed, and may be incomplete.
+            Exception: what failed in the step whose state this is.
         """
         layout, storage = self._layout, self._storage
         file = storage.open(self._path, write=True, create=True, direct=self._direct)
@@ -85,7 +85,8 @@ class FileWriter:
             padded = -(-layout.file_bytes // BLOCK_BYTES) * BLOCK_BYTES
             storage.preallocate(file, padded)
             rings = self._rings()
-            share_out(partial(self._write_some, file, rings), self._order, len(rings))
+            share_out(partial(self._write_some, file, rings), self._capture.order, len(rings))
+            self._capture.await_all()
             index = index_bytes(self._index_text, self._digests)
             begin = layout.header_bytes + layout.chunked_bytes
             digest = xxhash.xxh3_128_hexdigest(index, seed=layout.file_id.seed(begin))
@@ -132,7 +133,7 @@ class FileWriter:
                 if error is not None:
                     raise error
                 if slot is None:
-                    self._captured(chunk)
+                    self._capture.took(chunk)
                 else:
                     slots.free.append(slot)
             while filled and len(flying) < self._depth:
@@ -150,6 +151,8 @@ class FileWriter:
                 while not room():
                     land(wait=True)
                 batch = [first, *islice(chunks, room() - 1)]
+                for chunk in batch:
+                    self._capture.await_parts(chunk)
                 ready = [self._prepare(chunk, slots, file.memory_align_bytes) for chunk in batch]
                 digests = fill([(view, pieces, seed) for _, view, pieces, seed in ready])
                 for chunk, (slot, view, _, _), digest in zip(batch, ready, digests, strict=True):
@@ -157,7 +160,7 @@ class FileWriter:
                     filled.append((chunk, slot, view))
                     land(wait=False)  # a failure ends it here, before all is captured
                     if slot is not None:
-                        self._captured(chunk)
+                        self._capture.took(chunk)
             while filled or flying:
                 land(wait=True)
         finally:

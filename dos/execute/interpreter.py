@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cached_property
 
 from dos.execute.backend import WAIT_S, Backend, Event, Interval
 from dos.execute.record import NO_BACKWARD, Backward, StepRecord
@@ -95,20 +96,39 @@ class RunningStep:
         Blocks until they are issued. Raises what failed, while others may still be running.
         """
         since_s = time.perf_counter()
+        events = self._issued(ops)
+        self._backend.join(events)
+        self._hold(since_s)
+        return all(event.done() for event in events)
+
+    def _issued(self, ops: Sequence[int]) -> list[Event]:
+        """The events of these ops, once they are issued."""
         with self._walk.issued:
             self._walk.issued.wait_for(
                 lambda: self._events.done() or self._walk.has(ops), self._timeout_s
             )
         if not self._walk.has(ops):
             self._events.result(0)  # raises: it ended before they were issued, or takes too long
-        events = [self._walk.events[op] for op in ops]
-        self._backend.join(events)
-        self._hold(since_s)
-        return all(event.done() for event in events)
+        return [self._walk.events[op] for op in ops]
 
-    def await_end(self) -> None:
-        """Block until all ops are over, on a device too; raises what failed. Ends nothing."""
-        for event in self._events.result(self._timeout_s):
+    @cached_property
+    def _ops_of(self) -> dict[int, list[int]]:
+        """By subgroup, its ops."""
+        found: dict[int, list[int]] = {}
+        for op in self._plan.ops:
+            found.setdefault(op.subgroup, []).append(op.index)
+        return found
+
+    def await_end(self, subgroup: int | None = None) -> None:
+        """Block until all ops, or a subgroup's, are over, on a device too. Ends nothing.
+
+        Raises what failed.
+        """
+        if subgroup is None:
+            events = self._events.result(self._timeout_s)
+        else:
+            events = self._issued(self._ops_of.get(subgroup, []))
+        for event in events:
             event.wait()
 
     def finish(self) -> StepRecord:

@@ -145,15 +145,15 @@ class Hold(NamedTuple):
 class HeldState:
     """State as it is at a step's end, live, and unchanged until it is released.
 
-    Whoever captures it calls `ready` first, then `release` for each subgroup as soon as all of
-    its holds that are wanted have been read. `abandon` releases the rest, as does the end of
-    this object's life.
+    Whoever captures it calls `ready` for each subgroup first, then `release` as soon as all of
+    its holds that are wanted have been read, and `ready` for the whole at last. `abandon` releases
+    the rest, as does the end of this object's life.
 
     Args:
         gates: of all subgroups; those of `holds` are closed here.
         holds: what is held.
         what: names the capture in messages.
-        waits: each blocks until a part of what `ready` waits for is over.
+        waits: each blocks until a part of what `ready` waits for is over, given what it was.
 
     Attributes:
         tree: live tensors, pieces of tensors and objects, in nested dicts.
@@ -166,11 +166,11 @@ class HeldState:
         gates: Gates,
         holds: list[Hold],
         what: str,
-        waits: Iterable[Callable[[], object]] = (),
+        waits: Iterable[Callable[[int | None], object]] = (),
     ) -> None:
         self.tree: dict[str, Any] = {}
         self.holds, self.gates = holds, gates
-        self._waits = list(waits)
+        self._waits = tuple(waits)
         self._closing = gates.close({hold.index for hold in holds}, what)
         weakref.finalize(self, gates.open, self._closing).atexit = False
 
@@ -179,18 +179,22 @@ class HeldState:
         """The subgroups of `holds`."""
         return sorted({hold.index for hold in self.holds})
 
-    def ready(self) -> None:
-        """Block until the memory holds what is to be captured: a step may still run on.
+    def ready(self, index: int | None = None) -> None:
+        """Block until memory holds what is to be captured: a step may still run on.
 
-        To be called by the capturing thread, not by one that training waits for. Then all work
+        To be called by a capturing thread, not by one that training waits for. Then all work
         on a device is over that this memory's content comes from.
+
+        Args:
+            index: of a subgroup; None: the whole, and then the step is over.
 
         Raises:
             Exception: what failed in that step; there is nothing to capture then.
         """
         for wait in self._waits:
-            wait()
-        self._waits = []  # and with them what the step holds
+            wait(index)
+        if index is None:
+            self._waits = ()  # and with them what the step holds
 
     def release(self, index: int) -> None:
         """A subgroup is captured: it may change. Idempotent."""

@@ -41,7 +41,7 @@ class Owner:
         self.released: list[int] = []
         self.abandoned = False
 
-    def ready(self) -> None: ...
+    def ready(self, index: int | None = None) -> None: ...
 
     def release(self, index: int) -> None:
         if self._change:
@@ -121,7 +121,7 @@ def test_a_state_that_cannot_be_saved_lets_everything_go(tmp_path: Path) -> None
 
 def test_a_state_whose_step_fails_is_not_saved(tmp_path: Path) -> None:
     class Failing(Owner):
-        def ready(self) -> None:
+        def ready(self, index: int | None = None) -> None:
             raise RuntimeError("the step failed")
 
     owner = Failing([lease(100)])

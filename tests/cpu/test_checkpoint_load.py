@@ -14,6 +14,7 @@ import torch
 import dos
 import dos.checkpoint
 from dos.checkpoint import Pieces
+from dos.checkpoint.capture import Capture
 from dos.checkpoint.commit import commit
 from dos.checkpoint.encode import encode_state
 from dos.checkpoint.format import FileId, index_text
@@ -187,8 +188,9 @@ def write_ranks(path: Path, states: list[object]) -> None:
         text = index_text({"tree": node, "pieces": encoder.pieces})
         layout = lay_out(file_id, extents, bytes(encoder.blobs), text)
         file = str(partial / file_id.name)
+        capture = Capture(layout, None, lambda: None)
         writer = FileWriter(
-            storage, file, layout, text, IoShape(), progress=lambda _: None, captured=lambda _: None
+            storage, file, layout, text, IoShape(), progress=lambda _: None, capture=capture
         )
         records.append(writer.write())
     commit(storage, str(partial), str(path), records)
@@ -245,7 +247,7 @@ def test_small_chunks_and_other_files_are_read(tmp_path: Path) -> None:
         text,
         IoShape(),
         progress=print,
-        captured=lambda _: None,
+        capture=Capture(layout, None, lambda: None),
     )
     commit(storage, str(partial), str(tmp_path / "saved"), [writer.write()])
     assert_same(state, dos.checkpoint.load(tmp_path / "saved"))

@@ -14,7 +14,7 @@ import dos
 from dos.memory.pieces import Pieces
 from tests.cpu.forked import in_child
 from tests.cpu.held_cases import PLACES, SlowCapture, assert_equal, now, snapshot
-from tests.cpu.overlap_cases import Gate, backward, batch, make_model, make_optimizer
+from tests.cpu.overlap_cases import backward, batch, make_model, make_optimizer
 from tests.cpu.state_cases import adamw, copied, make_parameters, take_steps, words
 
 each_place = pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
@@ -175,44 +175,6 @@ def test_a_capture_of_a_step_that_runs_on_is_of_what_it_leaves(
     assert_equal(capture.state(), now(reference))
     optimizer.close()
     reference.close()
-
-
-def test_a_hold_does_not_wait_for_a_step_that_runs_on(gate: Gate) -> None:
-    model = make_model(HALF)
-    optimizer = make_optimizer(model, device="cpu")
-    for step in range(2):
-        backward(model, step)
-        if step:
-            gate.close()
-            gate.opens_for_waiters = False
-        optimizer.step()
-    held = optimizer.hold_state()
-    gate.open()
-    held.ready()
-    assert set(held.tree["steps"].values()) == {2}
-    held.abandon()
-    assert_equal(snapshot(held.tree), now(optimizer))
-
-
-def test_a_step_that_runs_on_and_fails_leaves_nothing_to_capture(gate: Gate) -> None:
-    model = make_model(HALF)
-    optimizer = make_optimizer(model, device="cpu")
-    for step in range(2):
-        backward(model, step)
-        if step:
-            gate.close()
-            gate.opens_for_waiters = False
-            gate.error = RuntimeError("a kernel that fails")
-        optimizer.step()
-    held = optimizer.hold_state()
-    gate.open()
-    with pytest.raises(RuntimeError, match="a kernel that fails"):
-        held.ready()
-    held.abandon()
-    with pytest.raises(RuntimeError, match="a kernel that fails"):
-        optimizer.synchronize()
-    with pytest.raises(dos.ConfigError, match=r"^hold_state: an earlier step failed half-way"):
-        optimizer.hold_state()
 
 
 def test_two_captures_without_a_step_between_are_the_same() -> None:
