@@ -46,7 +46,7 @@ lint: ## style, types, the direction of the imports, tidiness
 	@$(RUN) -m mypy
 	@$(RUN) -m pytest -q tests/null/test_layers.py tests/null/test_tidy.py
 
-bench: ## every paired benchmark, reduced: a table, then one JSON object, within 15 minutes
+bench: ## the paired benchmarks, reduced: a table, then one JSON object, within 15 minutes
 	@$(SETUP) test
 	@$(RUN) -m experiments.bench $(ARGS)
 

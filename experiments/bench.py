@@ -92,7 +92,7 @@ def main(
     limit_s: Annotated[float, typer.Option(min=0.0, help="for all of them")] = LIMIT_S,
     output: Annotated[Path | None, typer.Option(help="file for the JSON object, too")] = None,
 ) -> None:
-    """Run every paired benchmark, reduced."""
+    """Run the paired benchmarks, reduced."""
     directory.mkdir(parents=True, exist_ok=True)
     with own_stdout() as stdout:
         found = measure(directory, limit_s)

@@ -26,8 +26,11 @@ OURS = ("dos", "perfmodel")
 SURFACE: dict[str, tuple[str, ...] | None] = {
     "dos": None,
     "dos.checkpoint": None,
+    "dos.checkpoint.directory": ("Saved",),  # of Checkpointer.list()
+    "dos.checkpoint.restoring": ("Restored",),  # of Checkpointer.restore()
     "dos.execute.record": ("StepRecord",),  # optimizer.last_step
     "dos.integrations.deepspeed_zero3": ("attach", "register"),
+    "dos.memory": ("HeldState",),  # of optimizer.hold_state()
     "perfmodel.profile": ("NodeProfile", "PublishedCode"),
 }
 COMMANDS = {"dos": "dos.cli", "python -m perfmodel": "perfmodel.__main__"}

@@ -202,7 +202,7 @@ def huge_pages(setting: str | None) -> Finding:
         "huge pages",
         setting or "not in this kernel",
         "warning",
-        "more TLB misses: updates took 6% to 18% longer without them on two EPYC cores",
+        "more TLB misses, so updates take longer",
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         figures,
     )
@@ -277,7 +277,7 @@ def update_probe(
         costs = f"an update takes {1 / ratio:.1f} times as long as memory asks for"
         fix = (
             "see whether others use these cores, a slow instruction set was chosen, or the "
-            "processor is throttled; measure with python -m experiments.bench_update"
+            "processor is throttled; measure with python -m experiments.bench_update in a clone"
         )
         return Finding("update", value, "warning", costs, fix, figures)
     if sweep_bytes_per_s < SLOW_MEMORY_BYTES_PER_S:

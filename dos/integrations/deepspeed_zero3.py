@@ -58,7 +58,7 @@ def attach(engine: Any, **options: Any) -> Zero3Session:
 
     Args:
         engine: of `deepspeed.initialize`, ZeRO stage 3 with optimizer offload to the CPU.
-        **options: fields of `dos.DOSConfig` but `wire` and `release_grads`.
+        **options: fields of `dos.DOSConfig` but `wire`, `release_grads` and `overlap_forward`.
 
     Returns:
         What is attached: `last_step` and `engine.plan` say how steps go.
