@@ -191,7 +191,7 @@ def measure(base: str, gib: float, rounds: int, everything: bool) -> Json:
         work = on_this_processor(KEEPS_UP * disk_s)
         found["on_this_processor"] = setting(training, base, work, 1, rivals(deepspeed=True))
     training.optimizer.close()
-    return {**found, "environment": environment()}
+    return {**found, "environment": environment(Path(base).parent)}
 
 
 def main(

@@ -137,7 +137,7 @@ def phases(figure: Any, numbers: dict[str, Any]) -> None:
     for axes, machine in zip(panels, ("a100", "h100"), strict=False):
         _bars(axes, {name: _published_phases(rows, machine, name) for name in SCHEDULES}, 1.0)
         axes.set_title(f"published: one rank of 4x {machine.upper()}, 20B")
-        axes.set_ylabel("iteration (s)")
+        axes.set_ylabel("forward + backward + step (s)")
     panels[0].legend()
     emulated = numbers["bench_phases"]
     if _emulated(panels[2], emulated):
@@ -147,7 +147,7 @@ def phases(figure: Any, numbers: dict[str, Any]) -> None:
         }
         _bars(panels[2], shown, 1e3)
         panels[2].set_xlabel("plain here: our gradients sent in the step")
-        panels[2].set_ylabel("iteration (ms, emulated)")
+        panels[2].set_ylabel("forward + backward + step (ms, emulated)")
 
 
 def _published_phases(rows: list[dict[str, Any]], machine: str, schedule: str) -> list[float]:
