@@ -1,6 +1,7 @@
 # The verbs of the project. Each sets up what it needs in .venv, once.
 PYTHON ?= python3
-PYTEST_FLAGS ?= -q
+# A process per core; the tests of a file stay together, for what they share is made once.
+PYTEST_FLAGS ?= -q -n auto --maxprocesses 4 --dist loadfile
 RUN := .venv/bin/python
 SETUP := PYTHON='$(PYTHON)' bash scripts/setup.sh
 
