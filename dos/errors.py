@@ -54,6 +54,13 @@ class FormatError(DOSError):
     """A checkpoint is of a form that this version does not read or write, or is malformed."""
 
 
+class RefusedError(FormatError):
+    """A checkpoint that is whole is not read as it was asked for: it is newer, or not trusted.
+
+    Damage is told by the other errors; there an older checkpoint is taken, here none is.
+    """
+
+
 class IntegrityError(DOSError):
     """Bytes of a checkpoint are not those that were written: damaged, truncated or swapped."""
 

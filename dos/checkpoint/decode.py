@@ -26,7 +26,7 @@ from dos.checkpoint.encode import (
 )
 from dos.checkpoint.objects import DECODERS, Node
 from dos.checkpoint.paths import component, join, text_of
-from dos.errors import DOSError, FormatError
+from dos.errors import DOSError, FormatError, RefusedError
 
 LEFT_OUT = object()
 """Stands for what `only` does not want."""
@@ -97,7 +97,8 @@ class Decoder:
         """The value of a node; `LEFT_OUT` where nothing in it is wanted.
 
         Raises:
-            FormatError: the node is malformed, or its class is not allowed.
+            FormatError: the node is malformed.
+            RefusedError: its class is not allowed, or is another by now.
         """
         if isinstance(node, dict):
             node = ["dict", node]
@@ -222,7 +223,7 @@ class Decoder:
 
     def _class(self, name: str, path: str) -> type:
         if name not in self._allowed:
-            raise FormatError(
+            raise RefusedError(
                 f"an object of class {name}, which is not allowed",
                 where=text_of(path),
                 fix="pass the class in `allow`, or leave the object out with `only`",
@@ -231,7 +232,7 @@ class Decoder:
 
     def _pickled(self, path: str, name: str, offset: int, n_bytes: int) -> Any:
         if not self._trusted:
-            raise FormatError(
+            raise RefusedError(
                 f"a pickled object of class {name}; unpickling can run any code",
                 where=text_of(path),
                 fix="leave it out with `only`, or pass trusted=True if you trust who wrote it",
@@ -245,8 +246,8 @@ def _without_path(decoder: Callable[..., Any]) -> Callable[..., Any]:
     return lambda path, *arguments: decoder(*arguments)
 
 
-def _changed(name: str, path: str) -> FormatError:
-    return FormatError(
+def _changed(name: str, path: str) -> RefusedError:
+    return RefusedError(
         f"the class {name} differs from the one that was saved",
         where=text_of(path),
         fix="leave the object out with `only`, or allow a class with the same members",

@@ -21,7 +21,7 @@ from dos.checkpoint.dtypes import ITEM_BYTES
 from dos.checkpoint.paths import RESERVED
 from dos.checkpoint.storage import REQUEST_LIMIT_BYTES
 from dos.checkpoint.strides import DIMENSIONS
-from dos.errors import FormatError, IntegrityError
+from dos.errors import FormatError, IntegrityError, RefusedError
 
 FORMAT = "dos-checkpoint"
 VERSION = 1
@@ -228,13 +228,13 @@ def parse_header(text: bytes, file_id: FileId, file_bytes: int) -> Header:
 
 
 def check_version(format_name: object, version: object, where: str) -> None:
-    """FormatError for another format, or a version that is newer than this one."""
+    """FormatError for another format, RefusedError for a version that is newer than this one."""
     if format_name != FORMAT or not isinstance(version, int) or version < 1:
         raise FormatError(
             f"this is no checkpoint: format {format_name!r}, version {version!r}", where=where
         )
     if version > VERSION:
-        raise FormatError(
+        raise RefusedError(
             f"version {version} of the format; this library reads up to {VERSION}",
             where=where,
             fix="install a newer deep-optimizer-states",
