@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from dos.checkpoint.format import FILE_NAME
 from dos.checkpoint.manifest import MANIFEST, FileRecord, manifest_bytes
-from dos.checkpoint.owner import clean_up
+from dos.checkpoint.owner import clean_up, leave
 from dos.checkpoint.storage import Storage
 from dos.errors import CheckpointError
 
@@ -67,6 +67,8 @@ def commit(storage: Storage, partial: str, path: str, records: Sequence[FileReco
 
     Raises:
         CheckpointError: the name is taken, and the file system cannot exchange names.
+        OSError: of the file system. It may come after the exchange: either may have the name
+            after a crash then, so that both stay.
     """
     parent = os.path.dirname(path)
     write_durably(storage, os.path.join(partial, MANIFEST), manifest_bytes(records))
@@ -84,7 +86,11 @@ def commit(storage: Storage, partial: str, path: str, records: Sequence[FileReco
             ) from error
     else:
         storage.rename(partial, path)
-    storage.fsync_directory(parent)
+    try:
+        storage.fsync_directory(parent)
+    except OSError:
+        leave(partial)
+        raise
     clean_up(storage, partial)  # which by now is the old one, if there was one
 
 

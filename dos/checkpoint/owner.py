@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,8 @@ from dos.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
+_PARTIAL = re.compile(r"\.(.+)\.[0-9A-Za-z_-]+\.partial(?:\.owner)?", re.DOTALL)
+_TRIES = 5
 _building: set[str] = set()
 """Directories in which this process is building."""
 
@@ -50,7 +53,7 @@ def partial_path(path: str, checkpoint_id: str) -> str:
 def claim(storage: Storage, path: str, partial: str) -> None:
     """Make the directory in which a checkpoint is built, once no other process does.
 
-    What dead processes left of theirs is removed.
+    What dead processes left beside it is removed.
 
     Raises:
         CheckpointError: another process is writing the same checkpoint; it is named.
@@ -85,11 +88,32 @@ def release(storage: Storage, partial: str) -> None:
         try:
             storage.unlink(partial)  # of a link nothing but itself: what it leads to is not ours
         except IsADirectoryError:
-            for name in storage.listing(partial):
-                storage.unlink(os.path.join(partial, name))
-            storage.rmdir(partial)
+            _remove(storage, partial)
     with suppress(FileNotFoundError):
         storage.unlink(_owner_file(partial))
+
+
+def _remove(storage: Storage, directory: str) -> None:
+    """Remove a directory in which ranks that are not yet told of it may make and remove files."""
+    for left in reversed(range(_TRIES)):
+        for name in storage.listing(directory):
+            with suppress(FileNotFoundError):
+                storage.unlink(os.path.join(directory, name))
+        try:
+            return storage.rmdir(directory)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
+
+
+def is_building(partial: str) -> bool:
+    """Is this process building there?"""
+    return partial in _building
+
+
+def leave(partial: str) -> None:
+    """This process builds there no more; what is there stays until the next save beside it."""
+    _building.discard(partial)
 
 
 def clean_up(storage: Storage, partial: str) -> None:
@@ -97,43 +121,61 @@ def clean_up(storage: Storage, partial: str) -> None:
     try:
         release(storage, partial)
     except OSError as error:
-        _log.warning("%s stays until the next save of this name: %s", partial, error)
+        _log.warning("%s stays until the next save beside it: %s", partial, error)
 
 
-def clear_dead(storage: Storage, parent: str, names: str) -> None:
-    """Remove what dead writers of checkpoints left, whose names match a regular expression."""
-    for partial in _partials(storage, parent, names):
-        if _living_owner(storage, partial) is None:
-            clean_up(storage, partial)
+def clear_dead(storage: Storage, parent: str, names: str) -> dict[str, Owner]:
+    """Remove what dead writers of checkpoints left in a directory.
+
+    Args:
+        storage: the file system.
+        parent: the directory.
+        names: regular expression of checkpoints of which also goes what nobody is known to write.
+
+    Returns:
+        Where checkpoints of these names may be being built, and by whom.
+    """
+    living, dead = dict[str, Owner](), []
+    for partial, name in _partials(storage, parent):
+        is_named = re.fullmatch(names, name) is not None
+        owner = _owner_of(storage, partial)
+        if owner is not None and _may_build(owner, partial):
+            if is_named:
+                living[partial] = owner
+        elif owner is not None or is_named:
+            dead.append(partial)
+    try:
+        # It may have been exchanged for a checkpoint whose name is not durable yet.
+        if any(map(storage.exists, dead)):
+            storage.fsync_directory(parent)
+    except OSError as error:
+        _log.warning("%s: what dead writers left there stays: %s", parent, error)
+        return living
+    for partial in dead:
+        clean_up(storage, partial)
+    return living
 
 
 def _clear(storage: Storage, parent: str, name: str, but: str = "") -> None:
-    """Remove what dead writers of this checkpoint left. CheckpointError if one may live."""
-    for partial in _partials(storage, parent, re.escape(name)):
-        if partial == but:
-            continue
-        owner = _living_owner(storage, partial)
-        if owner is not None:
+    """`clear_dead`, and CheckpointError if a writer of this checkpoint may live."""
+    for partial, owner in clear_dead(storage, parent, re.escape(name)).items():
+        if partial != but:
             raise CheckpointError(
                 f"process {owner.pid} of host {owner.host} is writing this checkpoint",
                 where=os.path.join(parent, name),
                 fix=f"wait for it, or remove {partial} and {_owner_file(partial)} if it is gone",
             )
-        clean_up(storage, partial)
 
 
-def _partials(storage: Storage, parent: str, names: str) -> list[str]:
-    """Directories in which checkpoints are or were built, and those of which but the owner is."""
-    pattern = re.compile(rf"\.(?:{names})\.[0-9A-Za-z_-]+\.partial(?:\.owner)?")
-    entries = filter(pattern.fullmatch, storage.listing(parent))
-    return sorted({os.path.join(parent, entry.removesuffix(".owner")) for entry in entries})
+def _partials(storage: Storage, parent: str) -> list[tuple[str, str]]:
+    """Directories in which checkpoints are or were built, if only the owner is left, and names."""
+    found = filter(None, map(_PARTIAL.fullmatch, storage.listing(parent)))
+    return sorted({(os.path.join(parent, one[0].removesuffix(".owner")), one[1]) for one in found})
 
 
-def _living_owner(storage: Storage, partial: str) -> Owner | None:
-    """Who may be building there now."""
-    owner = _owner_of(storage, partial)
+def _may_build(owner: Owner, partial: str) -> bool:
     left_by_us = owner == Owner.here() and partial not in _building
-    return None if owner is None or left_by_us or not owner.may_live() else owner
+    return not left_by_us and owner.may_live()
 
 
 def _owner_file(partial: str) -> str:

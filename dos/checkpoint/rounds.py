@@ -20,7 +20,7 @@ from dos.checkpoint.format import FileId, check_id
 from dos.checkpoint.lines import poll
 from dos.checkpoint.manifest import FileRecord
 from dos.checkpoint.opened import open_checked
-from dos.checkpoint.owner import claim, clean_up, partial_path
+from dos.checkpoint.owner import claim, clean_up, is_building, partial_path
 from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.storage import Queue, Storage
 from dos.checkpoint.tuning import IoShape, shape_for
@@ -147,9 +147,9 @@ class Round:
     def fail(self, error: BaseException) -> None:
         """This rank cannot take part in it any more; nothing stays of it, and no rank waits."""
         self._ranks.fail(self._id, error)
-        if self._claimed:
+        if self._claimed and is_building(self.partial):
             clean_up(self._storage, self.partial)
-            self._claimed = False
+        self._claimed = False
 
     def _check(self, records: Sequence[FileRecord]) -> None:
         """See that files that others made are seen here as they made them."""

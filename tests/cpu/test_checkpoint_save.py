@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 import dos
 import dos.checkpoint
-from dos.checkpoint.owner import Owner
+from dos.checkpoint.owner import Owner, _start
 from dos.checkpoint.posix import PosixFile, PosixQueue, PosixStorage
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +198,35 @@ def test_what_a_dead_process_left_is_removed(tmp_path: Path) -> None:
     dos.checkpoint.save(state_of(1), tmp_path / "saved").result()
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"saved", ".saved.other.name.partial"}
+
+
+def test_of_other_names_only_what_is_known_to_be_dead_is_removed(tmp_path: Path) -> None:
+    here = Owner.here()
+    owners = {".dead.id.partial": replace(here, start=here.start - 1)}
+    owners[".live.id.partial"] = replace(here, pid=1, start=_start(1) or 0)
+    for name, owner in owners.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.owner").write_text(json.dumps(asdict(owner)))
+    dos.checkpoint.save(state_of(1), tmp_path / "saved").result()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"saved", ".live.id.partial", ".live.id.partial.owner"}
+
+
+class Late(Failing):
+    """Another rank, which has not yet heard of the failure, makes its file."""
+
+    def rmdir(self, path: str) -> None:
+        if self._left.pop("late", None):
+            Path(path, "rank-00001.safetensors").touch()
+        super().rmdir(path)
+
+
+def test_a_file_that_comes_late_is_removed_too(tmp_path: Path) -> None:
+    storage = Late("write")
+    storage._left["late"] = 1
+    with pytest.raises(dos.CheckpointError):
+        dos.checkpoint.save(state_of(1), tmp_path / "saved", storage=storage).result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_of_another_host_counts_as_alive(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -66,6 +67,24 @@ def test_every_durable_step_of_a_first_save_is_needed() -> None:
 def test_a_failing_call_leaves_the_old_and_the_next_save_succeeds(number: int) -> None:
     faults = fail_everywhere(save_number(2), restore, PATH, number, before=disk_with_one())
     assert faults == []
+
+
+def test_an_exchange_that_may_not_be_durable_survives_every_crash() -> None:
+    exchanges: list[int] = []
+
+    def fail_once(number: int, name: str) -> int:
+        if name == "exchange":
+            exchanges.append(number)
+        return errno.EIO if name == "fsync_directory" and exchanges == [number - 1] else 0
+
+    def save_twice(storage: Any, path: str) -> None:
+        with suppress(dos.CheckpointError):
+            save_number(2)(storage, path)
+        save_number(2)(storage, path)
+
+    crashes = crash_everywhere(save_twice, restore, PATH, before=disk_with_one(), fault=fail_once)
+    assert crashes.faults == []
+    assert len(exchanges) == 2
 
 
 def test_a_removal_leaves_a_whole_checkpoint_or_none() -> None:
