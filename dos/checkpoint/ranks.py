@@ -146,6 +146,15 @@ class Ranks:
         texts = [self._line.get(self._key(checkpoint_id, rank)) for rank in range(self.world)]
         return [parse_record(checkpoint_id, said) for text in texts for said in json.loads(text)]
 
+    def failure(self, checkpoint_id: str) -> CheckpointError | None:
+        """That of the rank that failed it first; None: it has not failed so far.
+
+        Raises:
+            CheckpointError: the store is gone.
+        """
+        verdict = self._key(checkpoint_id, "verdict")
+        return _failure(self._line.get(verdict)) if self._line.has(verdict) else None
+
     def announce(self, checkpoint_id: str) -> None:
         """Rank 0: it is committed.
 
@@ -154,7 +163,8 @@ class Ranks:
         """
         verdict = self._line.set_first(self._key(checkpoint_id, "verdict"), _COMMITTED)
         self._leave(checkpoint_id)
-        self._check(verdict)
+        if (failure := _failure(verdict)) is not None:
+            raise failure
 
     def await_commit(self, checkpoint_id: str) -> None:
         """Wait until rank 0 has committed. CheckpointError: as of `gather`."""
@@ -294,10 +304,9 @@ class Ranks:
         # Rank 0 knows who is missing: it is to speak first.
         grace_s = min(_GRACE_S, self.commit_timeout_s / 2)
         timeout_s = self.commit_timeout_s + (grace_s if of_rank_0 else 0)
-        verdict = self._key(checkpoint_id, "verdict")
         in_time = self._line.wait(self._key(checkpoint_id, what), timeout_s)
-        if self._line.has(verdict):
-            self._check(self._line.get(verdict))
+        if (failure := self.failure(checkpoint_id)) is not None:
+            raise failure
         if in_time:
             return
         if of_rank_0:
@@ -310,10 +319,6 @@ class Ranks:
         missing = [not self._line.has(key) for key in ranks]
         raise self._missing(missing, checkpoint_id, timeout_s)
 
-    def _check(self, verdict: str) -> None:
-        if verdict != _COMMITTED:
-            raise CheckpointError(f"a rank could not save its part; {verdict}")
-
     def _missing(self, missing: Sequence[bool], where: str, timeout_s: float) -> CheckpointError:
         ranks = ", ".join(str(rank) for rank, is_missing in enumerate(missing) if is_missing)
         return CheckpointError(
@@ -321,3 +326,9 @@ class Ranks:
             where=where,
             fix="see whether it lives; raise `commit_timeout_s` if it was only slow",
         )
+
+
+def _failure(verdict: str) -> CheckpointError | None:
+    if verdict == _COMMITTED:
+        return None
+    return CheckpointError(f"a rank could not save its part; {verdict}")

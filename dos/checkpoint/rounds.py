@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from dos.checkpoint.commit import (
@@ -104,7 +104,7 @@ class Round:
             self._ranks.begin(self._id, name)
             return
         self._ranks.await_begin(self._id, name)
-        if not poll(lambda: self._storage.exists(self.partial), self._ranks.commit_timeout_s):
+        if not poll(self._is_seen, self._ranks.commit_timeout_s):
             raise CheckpointError(
                 "it is not seen here, though rank 0 has made it",
                 where=self.partial,
@@ -144,12 +144,31 @@ class Round:
                 raise write_failure(error, os.path.join(parent, LATEST)) from error
         ranks.announce(self._id)
 
+    def failure(self, error: OSError) -> CheckpointError:
+        """What to tell of an error of the file system.
+
+        That of a rank which failed before, if one did: once that is told the directory is removed,
+        and what this rank sees may be but that.
+        """
+        first = None
+        with suppress(CheckpointError):  # the store is gone: nothing is known of others
+            first = self._ranks.failure(self._id)
+        return first or write_failure(error, self._path)
+
     def fail(self, error: BaseException) -> None:
         """This rank cannot take part in it any more; nothing stays of it, and no rank waits."""
         self._ranks.fail(self._id, error)
         if self._claimed and is_building(self.partial):
             clean_up(self._storage, self.partial)
         self._claimed = False
+
+    def _is_seen(self) -> bool:
+        """Is the directory there? Raises the failure of a rank, after which it may be no more."""
+        if self._storage.exists(self.partial):
+            return True
+        if (failure := self._ranks.failure(self._id)) is not None:
+            raise failure
+        return False
 
     def _check(self, records: Sequence[FileRecord]) -> None:
         """See that files that others made are seen here as they made them."""

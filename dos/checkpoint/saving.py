@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dos.checkpoint.capture import Held
 from dos.checkpoint.capture_ring import CaptureRing
-from dos.checkpoint.commit import LATEST, write_failure
+from dos.checkpoint.commit import LATEST
 from dos.checkpoint.draft import Draft
 from dos.checkpoint.handle import Handle, RunningSave
 from dos.checkpoint.in_flight import register, unregister
@@ -153,12 +153,12 @@ class _Save(NamedTuple):
             self._write()
             self.handle.durable.set_result(self.path)
         except BaseException as error:
+            self.draft.abandon()  # first: nobody is to wait while others are told
             failure = error
             if isinstance(error, OSError):
-                failure = write_failure(error, self.path)
+                failure = self.round.failure(error)
                 failure.__cause__ = error
             _log.error("saving failed: %s", failure)
-            self.draft.abandon()  # first: nobody is to wait while others are told
             try:
                 self.round.fail(failure)
             finally:
