@@ -55,9 +55,9 @@ class FormatError(DOSError):
 
 
 class RefusedError(FormatError):
-    """A checkpoint that is whole is not read as it was asked for: it is newer, or not trusted.
+    """A checkpoint that may be whole is not read as was asked: newer, not allowed, or no fit.
 
-    Damage is told by the other errors; there an older checkpoint is taken, here none is.
+    No older one is taken for it, as there is for a damaged one.
     """
 
 

@@ -161,22 +161,21 @@ class Checkpointer:
         """
         return self._stopping is not None and self._stopping.is_last(step)
 
-    def newest(self) -> Restored | None:
+    def newest(self, *, allow: Iterable[type] = (), trusted: bool = False) -> Restored | None:
         """Where `restore` would go on, every byte of it checked, and nothing restored.
 
-        Raises:
-            FormatError, IntegrityError: as `restore`.
+        Arguments and errors are those of `restore`.
         """
         self._check_open()
-        self._background.wait()
+        how: dict[str, Any] = {"allow": tuple(allow), "trusted": trusted}
+        how |= {"only": "rank/extra", "storage": self._storage}
 
         def read(saved: Saved) -> Restored:
             for damage in verify(saved.path, storage=self._storage):
                 raise damage
-            extra = load(saved.path, only="rank/extra", storage=self._storage)["rank"]["extra"]
-            return Restored(saved.step, extra, saved.path)
+            return Restored(saved.step, load(saved.path, **how)["rank"]["extra"], saved.path)
 
-        return newest_whole(self._directory, self._ranks, read)
+        return newest_whole(self._directory, self._ranks, read, ready=self._background.wait)
 
     def restore(
         self,
@@ -208,12 +207,11 @@ class Checkpointer:
             None: the directory has no checkpoint.
 
         Raises:
-            ConfigError: there is no checkpoint of this step, or it does not fit; nothing was
-                changed.
+            ConfigError: there is no checkpoint of this step, or it does not fit: nothing changed.
+            RefusedError: the newest that is whole needs `allow`, `trusted` or a newer version.
             FormatError, IntegrityError: none is whole; what is given may be partly overwritten.
         """
         self._check_open()
-        self._background.wait()
         training, allowed = Training.of(model, optimizer, extra), tuple(allow)
 
         def read(saved: Saved) -> Restored:
@@ -223,7 +221,7 @@ class Checkpointer:
             restoration.run()
             return Restored(saved.step, restoration.extra, saved.path)
 
-        return newest_whole(self._directory, self._ranks, read, step)
+        return newest_whole(self._directory, self._ranks, read, step, ready=self._background.wait)
 
     def list(self) -> list[Saved]:
         """All checkpoints, the one written last at the end."""

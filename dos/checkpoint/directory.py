@@ -19,7 +19,7 @@ import threading
 from collections.abc import Container
 from typing import NamedTuple
 
-from dos.checkpoint.commit import remove, replace_durably
+from dos.checkpoint.commit import read_latest, remove, replace_durably
 from dos.checkpoint.format import FILE_NAME
 from dos.checkpoint.manifest import MANIFEST, FileRecord, parse_manifest
 from dos.checkpoint.owner import clear_dead
@@ -106,6 +106,20 @@ class CheckpointDirectory:
             except DOSError as error:
                 errors.append((path, error))
         return errors
+
+    def steps(self) -> list[int]:
+        """The steps of all, damaged or not, the one written last first.
+
+        A damaged manifest does not tell when it was written: it stands before those of lower steps,
+        or first where the file `latest` names it.
+        """
+        steps = [one.step for one in reversed(self.saved())]
+        latest = read_latest(self._storage, self.path)
+        for path, _ in self.damaged():
+            step = _step_of(path)
+            older = (at for at, other in enumerate(steps) if other < step)
+            steps.insert(0 if path == latest else next(older, len(steps)), step)
+        return steps
 
     def of(self, step: int) -> Saved:
         """The checkpoint of a step.
@@ -211,7 +225,7 @@ class CheckpointDirectory:
                 continue  # `damaged` tells
             if records is None:
                 continue
-            step = int(os.path.basename(path).removeprefix("step-"))
+            step = _step_of(path)
             numbered = _NUMBERED.fullmatch(records[0].file_id.checkpoint_id)
             n_bytes = sum(record.file_bytes for record in records)
             saved = Saved(step, path, step in pins, n_bytes)
@@ -257,3 +271,7 @@ class CheckpointDirectory:
                 where=path,
                 fix="mend or remove it; until then no checkpoint is removed",
             ) from error
+
+
+def _step_of(path: str) -> int:
+    return int(os.path.basename(path).removeprefix("step-"))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dos.checkpoint.directory import CheckpointDirectory, Saved
 from dos.checkpoint.ranks import Ranks
-from dos.errors import CheckpointError, DOSError, FormatError, IntegrityError
+from dos.errors import CheckpointError, DOSError, FormatError, IntegrityError, RefusedError
 
 T = TypeVar("T")
+
+_KINDS = {kind.__name__: kind for kind in (RefusedError, IntegrityError, CheckpointError)}
 
 
 def newest_whole(
@@ -18,65 +20,75 @@ def newest_whole(
     ranks: Ranks,
     read: Callable[[Saved], T],
     step: int | None = None,
+    *,
+    ready: Callable[[], None] = lambda: None,
 ) -> T | None:
     """What `read` makes of the newest checkpoint that all ranks can read; warns of those newer.
 
     Args:
         directory: of the checkpoints.
         ranks: all that read; they call this together, and rank 0 says what there is.
-        read: reads one; FormatError or IntegrityError: it is not whole.
+        read: reads one; FormatError, but no RefusedError, or IntegrityError: it is not whole.
         step: only the checkpoint of this step is tried.
+        ready: called before all else.
 
     Returns:
         None: there is no checkpoint.
 
     Raises:
-        ConfigError: there is none of this step, or what else `read` raises.
+        ConfigError: there is none of this step, or what else `read` or `ready` raises.
+        RefusedError: the newest that is not damaged cannot be read so.
         FormatError, IntegrityError: none can be read; that of the newest.
         CheckpointError: another rank cannot go on.
     """
-    faults: list[DOSError] = []
-    damaged = directory.damaged() if step is None else []
-    for path, damage in damaged:
-        _warn(path, damage)
-    there = [one.step for one in reversed(directory.saved())] if step is None else [step]
-    for number in ranks.exchange("steps", there)[0]:
-        found, fault = _read_by_all(directory, ranks, read, number)
+
+    def there() -> list[int]:
+        ready()
+        if step is not None:
+            return [step]
+        return directory.steps() if ranks.rank == 0 else []
+
+    found, fault = _by_all(ranks, directory.path, there)
+    if fault is not None:
+        raise fault
+    faults = list[Exception]()
+    for number in ranks.exchange("steps", found)[0]:
+        path = directory.path_of(number)
+        made, fault = _by_all(ranks, path, lambda n: read(directory.of(n)), number)
         if fault is None:
-            return found
+            return made
         if step is None:
-            _warn(directory.path_of(number), fault)
+            text = f"{path} is not whole, and another checkpoint is taken: {fault}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
         faults.append(fault)
-    for error in (*faults, *(damage for _, damage in damaged)):
-        raise error
+    if faults:
+        raise faults[0]
     return None
 
 
-def _read_by_all(
-    directory: CheckpointDirectory, ranks: Ranks, read: Callable[[Saved], T], step: int
-) -> tuple[T | None, DOSError | None]:
-    """What was read, or why the checkpoint is not whole, here or for another rank."""
-    found, error = None, None
+def _by_all(
+    ranks: Ranks, where: str, work: Callable[..., T], *arguments: Any
+) -> tuple[T | None, Exception | None]:
+    """What was made, or the damage that this rank or another found; any other error is raised.
+
+    So all ranks go on, or try another checkpoint, or raise, whichever of them has the error.
+    """
+    made, errors = None, list[Exception]()
     try:
-        found = read(directory.of(step))
+        made = work(*arguments)
     except Exception as failed:
-        error = failed
-    is_damage = isinstance(error, FormatError | IntegrityError)
-    said = ranks.exchange("read", None if error is None else [is_damage, str(error)])
-    if isinstance(error, FormatError | IntegrityError):
-        return None, error
-    if error is not None:
-        raise error
-    for rank, told in enumerate(said):
-        if told is not None:
-            kind = IntegrityError if told[0] else CheckpointError
-            other = kind(f"rank {rank} cannot read it: {told[1]}", where=directory.path_of(step))
-            if told[0]:
-                return None, other
-            raise other
-    return found, None
+        errors.append(failed)
+    mine = [(_kind(error).__name__, str(error)) for error in errors]
+    for rank, told in enumerate(ranks.exchange("read", mine)):
+        errors += [_KINDS[kind](f"rank {rank}: {text}", where=where) for kind, text in told]
+    for error in errors:
+        if _kind(error) is not IntegrityError:
+            raise error
+    return made, errors[0] if errors else None
 
 
-def _warn(path: str, error: DOSError) -> None:
-    text = f"{path} is not whole, and another checkpoint is taken: {error}"
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+def _kind(error: Exception) -> type[DOSError]:
+    """What an error of one rank is on the others; damage is an IntegrityError."""
+    if isinstance(error, RefusedError):
+        return RefusedError
+    return IntegrityError if isinstance(error, FormatError | IntegrityError) else CheckpointError

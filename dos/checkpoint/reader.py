@@ -24,7 +24,7 @@ from dos.checkpoint.paths import Globs, text_of
 from dos.checkpoint.replicas import PER_RANK
 from dos.checkpoint.storage import Storage, make_storage
 from dos.checkpoint.wholes import find_wholes
-from dos.errors import ConfigError, FormatError, IntegrityError
+from dos.errors import ConfigError, FormatError, IntegrityError, RefusedError
 
 Verify = bool | Literal["before"]
 
@@ -184,7 +184,7 @@ class _Tree:
             raise FormatError("the tree is nested too deeply", where=self._opened.name) from None
         for path in self.leaves.unread:
             if globs.wants(path):  # else it would go on with what it was
-                raise FormatError(
+                raise RefusedError(
                     "there is nothing in the checkpoint to read into it",
                     where=text_of(path),
                     fix="`dos inspect` lists the names; leave it out of `into`",

@@ -10,7 +10,7 @@ import torch
 from dos.checkpoint.dtypes import as_bits
 from dos.checkpoint.paths import text_of
 from dos.checkpoint.specs import Spec
-from dos.errors import ConfigError, FormatError
+from dos.errors import ConfigError, RefusedError
 from dos.memory.pieces import Pieces
 from dos.shards import count_write, cuts_of, is_sharded, local_of, runs_of
 
@@ -84,13 +84,13 @@ def copy_bits(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def check_fits(path: str, spec: Spec, target: Any) -> None:
-    """FormatError for a target that cannot take what the file has."""
+    """RefusedError for a target that cannot take what the file has."""
     kind: Any = np.ndarray if spec.is_array else (torch.Tensor, Pieces)
     if not isinstance(target, kind) or (target.dtype, tuple(target.shape)) != (
         spec.dtype,
         spec.shape,
     ):
-        raise FormatError(
+        raise RefusedError(
             f"{spec.dtype} of shape {list(spec.shape)} does not fit what it is to be read into, "
             f"{getattr(target, 'dtype', type(target).__name__)} of shape "
             f"{list(getattr(target, 'shape', ()))}",
@@ -101,11 +101,11 @@ def check_fits(path: str, spec: Spec, target: Any) -> None:
         try:
             cuts_of(target)
         except ConfigError as error:
-            raise FormatError(error.what, where=text_of(path), fix="load it whole") from None
+            raise RefusedError(error.what, where=text_of(path), fix="load it whole") from None
         target = local_of(target)
     tensors = target.parts.values() if isinstance(target, Pieces) else [target]
     if not all(_has_room(tensor) for tensor in tensors):
-        raise FormatError(
+        raise RefusedError(
             "it cannot be read into what is read-only, sparse, expanded or without memory",
             where=text_of(path),
             fix="give a dense tensor with memory of its own, or leave it out of `into`",
@@ -127,7 +127,7 @@ def _check_pieces(path: str, target: Pieces) -> None:
     for start, part in target.parts.items():
         end = start + part.numel()
         if part.dim() != 1 or part.dtype != target.dtype or start < 0 or end > target.numel:
-            raise FormatError(
+            raise RefusedError(
                 f"a piece of {part.dtype} for elements {start} to {end} does not fit",
                 where=text_of(path),
                 fix="give pieces within the whole, of its dtype, with one dimension",

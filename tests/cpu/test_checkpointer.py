@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import dos
 import dos.checkpoint
 from dos.checkpoint import Checkpointer
+from dos.checkpoint.format import VERSION
+from dos.errors import RefusedError
 from tests.cpu.checkpoint_cases import in_memory
 from tests.cpu.checkpointer_cases import Training
 from tests.cpu.state_cases import PLANS
@@ -230,6 +233,71 @@ def test_where_none_is_whole_the_newest_says_why(tmp_path: Path) -> None:
             flip(tmp_path / f"step-0000000{step}" / "rank-00000.safetensors")
         with pytest.raises(dos.IntegrityError):
             checkpointer.restore(**Training(None).parts)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_damaged_and_older_is_not_warned_of(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        flip(tmp_path / "step-00000001" / "manifest.json")
+        restored = checkpointer.restore()
+    assert restored is not None
+    assert restored.step == 2
+
+
+def test_of_a_run_that_went_back_a_damaged_newest_is_warned_of(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 2, 4)
+        checkpointer.save(3, extra={})
+    flip(tmp_path / "step-00000003" / "manifest.json")
+    whole = pytest.warns(RuntimeWarning, match="step-00000003 is not whole")
+    with Checkpointer(tmp_path) as checkpointer, whole:
+        restored = checkpointer.restore()
+    assert restored is not None
+    assert restored.step == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*not whole")
+def test_where_none_is_whole_a_newest_manifest_says_why(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        flip(tmp_path / "step-00000001" / "rank-00000.safetensors")
+        flip(tmp_path / "step-00000002" / "manifest.json")
+        with pytest.raises(dos.IntegrityError, match="step-00000002: the manifest is damaged"):
+            checkpointer.restore()
+
+
+@dataclass
+class Note:
+    text: str
+
+
+@pytest.mark.filterwarnings("error")
+def test_for_what_is_not_allowed_no_older_one_is_taken(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, extra={})
+        checkpointer.save(2, extra={"note": Note("a")})
+        asks: list[Any] = [checkpointer.restore, checkpointer.newest]
+        for ask in asks:
+            with pytest.raises(RefusedError, match="pass the class in `allow`"):
+                ask()
+            restored = ask(allow=[Note])
+            assert restored is not None
+            assert restored.extra == {"note": Note("a")}
+
+
+@pytest.mark.filterwarnings("error")
+def test_for_one_of_a_newer_version_no_older_one_is_taken(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        saved(checkpointer, Training(None), 1, 2)
+        manifest = tmp_path / "step-00000002" / "manifest.json"
+        text = manifest.read_bytes()
+        manifest.write_bytes(text.replace(b'"version":%d' % VERSION, b'"version":1000'))
+        with pytest.raises(RefusedError, match="version 1000 of the format"):
+            checkpointer.restore()
+        restored = checkpointer.restore(1)
+    assert restored is not None
+    assert restored.step == 1
 
 
 def test_a_step_that_is_asked_for_is_taken_or_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,16 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import dos
 from dos.checkpoint import Checkpointer
 from dos.checkpoint.ranks import Ranks
+from dos.errors import RefusedError
 from tests.cpu.checkpoint_cases import in_memory
 from tests.cpu.rank_processes import run_ranks
 
 RING = {"ring_bytes": 16 << 20}
+
+
+@dataclass
+class Mesh:
+    size: int
 
 
 @pytest.fixture
@@ -96,6 +103,20 @@ def test_all_fall_back_together_from_what_one_cannot_read(folder: Path) -> None:
         return extra["steps"], is_same
 
     assert run_ranks(work, 2, folder / "shared") == ["(1, True)"] * 2
+
+
+def test_what_one_rank_does_not_allow_is_raised_by_all(folder: Path) -> None:
+    def work(ranks: Ranks) -> object:
+        with Checkpointer(folder / "run", **RING) as checkpointer:
+            checkpointer.save(1, extra={})
+            checkpointer.save(2, extra={"mesh": Mesh(2)})
+            try:
+                checkpointer.restore(allow=[Mesh] if ranks.rank == 0 else [])
+            except RefusedError:
+                found = checkpointer.restore(allow=[Mesh])
+                return found is not None and found.step
+
+    assert run_ranks(work, 2, folder / "shared") == ["2", "2"]
 
 
 def test_more_ranks_than_have_saved_take_the_extra_of_the_first(folder: Path) -> None:
