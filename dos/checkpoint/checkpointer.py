@@ -144,10 +144,10 @@ class Checkpointer:
             if not last:
                 self._background.check()
             failure = self._background.take_failure()
-            part, held = Training.of(model, optimizer, extra).part(
+            part, held, outline = Training.of(model, optimizer, extra).part(
                 step, self._ranks.rank, self._ranks.world, self._directory.check_room
             )
-        handle = self._start(path, checkpoint_id, part, held, began_s)
+        handle = self._start(path, checkpoint_id, part, held, outline, began_s)
         if last and self._stopping is not None:
             self._stopping.leave(handle)
         if failure is not None:
@@ -281,6 +281,7 @@ class Checkpointer:
         checkpoint_id: str,
         part: dict[str, Any],
         held: Sequence[HeldState],
+        outline: Mapping[str, str],
         began_s: float,
     ) -> Handle:
         waited_s = _waited_s(held)
@@ -288,6 +289,7 @@ class Checkpointer:
             part,
             path,
             held=held,
+            outline=outline,
             ring=self._ring,
             latest=True,
             checkpoint_id=checkpoint_id,

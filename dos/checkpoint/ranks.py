@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -109,24 +109,35 @@ class Ranks:
             self._open.add(checkpoint_id)
         return checkpoint_id
 
-    def begin(self, checkpoint_id: str, name: str) -> None:
+    def begin(self, checkpoint_id: str, name: str, outline: Mapping[str, str]) -> None:
         """Rank 0: the directory in which the checkpoint of this name is built is there."""
-        self._line.set_first(self._key(checkpoint_id, "begun"), json.dumps(name))
+        said = json.dumps([name, dict(outline)])
+        self._line.set_first(self._key(checkpoint_id, "begun"), said)
 
-    def await_begin(self, checkpoint_id: str, name: str) -> None:
+    def await_begin(self, checkpoint_id: str, name: str, outline: Mapping[str, str]) -> None:
         """Wait until rank 0 has begun.
 
         Raises:
-            CheckpointError: it began none of this name, or another rank failed; as of `gather`.
+            CheckpointError: it began none of this name and outline, or another rank failed; as of
+                `gather`.
         """
         self._wait(checkpoint_id, "begun", "begun")
-        begun = json.loads(self._line.get(self._key(checkpoint_id, "begun")))
+        begun, first = json.loads(self._line.get(self._key(checkpoint_id, "begun")))
         if begun != name:
             raise CheckpointError(
                 f"rank 0 is saving {begun!r}, rank {self.rank} {name!r}",
                 where=name,
                 fix="save on all ranks at the same steps",
             )
+        for part in sorted(first.keys() | outline.keys()):
+            its, mine = first.get(part, "nothing"), outline.get(part, "nothing")
+            if its != mine:
+                raise CheckpointError(
+                    f"the ranks differ in {part!r}: {its} on rank 0, {mine} on rank {self.rank}",
+                    where=name,
+                    fix="have tensors of the same names, dtypes and shapes there on all ranks; "
+                    "what is a rank's own belongs in `extra`",
+                )
 
     def report(self, checkpoint_id: str, records: Sequence[FileRecord]) -> None:
         """This rank's files, of which there may be none, are durable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Container, Iterator, Sequence
@@ -32,10 +33,11 @@ def part_of(
 ) -> dict[str, Any]:
     """What one rank saves of a state, so that the ranks together save all of it, once.
 
-    Tensors below "model" and "optimizer" are taken to be the same on all ranks: their bytes, one
-    behind the other, are cut in as many parts as there are ranks. Elements of a DTensor are saved
-    by those that have them, copies cut likewise. What is below "rank" is saved by each rank for
-    itself, everything else by rank 0, whose part has the place of all.
+    Tensors below "model" and "optimizer" are taken to be the same on all ranks (`outline_of` tells
+    of their form, nobody compares their values): their bytes, one behind the other, are cut in as
+    many parts as there are ranks. Elements of a DTensor are saved by those that have them, copies
+    cut likewise. What is below "rank" is saved by each rank for itself, everything else by rank 0,
+    whose part has the place of all.
 
     Args:
         state: of this rank; tensors, DTensors and `Pieces` in dicts, lists and tuples.
@@ -62,6 +64,21 @@ def part_of(
     if PER_RANK in state:
         made[PER_RANK] = state[PER_RANK]
     return made
+
+
+def outline_of(state: dict[str, Any]) -> dict[str, str]:
+    """What `part_of` needs to be the same on all ranks, as a short text for each key of it.
+
+    Names, dtypes and shapes of tensors, in their order; of a DTensor those of the whole.
+    """
+    outline = {}
+    for key in filter(state.__contains__, REPLICATED):
+        lines = [
+            f"{path} {value.dtype} {tuple(value.shape)}" for path, value in _tensors(state[key], "")
+        ]
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        outline[key] = f"{len(lines)} tensors of digest {digest[:16]}"
+    return outline
 
 
 def share(

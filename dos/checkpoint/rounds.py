@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
@@ -49,6 +49,7 @@ class Round:
         storage: the file system.
         path: the checkpoint's, absolute.
         checkpoint_id: the same on all ranks; None: one that nobody has used.
+        outline: what has to be the same on all ranks, a text for each part.
 
     Attributes:
         file_id: of this rank's first file.
@@ -56,9 +57,15 @@ class Round:
     """
 
     def __init__(
-        self, ranks: Ranks, storage: Storage, path: str, checkpoint_id: str | None = None
+        self,
+        ranks: Ranks,
+        storage: Storage,
+        path: str,
+        checkpoint_id: str | None = None,
+        outline: Mapping[str, str] | None = None,
     ) -> None:
         self._ranks, self._storage, self._path = ranks, storage, path
+        self._outline = outline or {}
         self._id = ranks.enter(checkpoint_id and check_id(checkpoint_id))
         self.file_id = FileId(self._id, ranks.rank, 0)
         self.partial = partial_path(path, self._id)
@@ -97,13 +104,14 @@ class Round:
         """The directory is there after this, which waits for rank 0 to make it.
 
         Raises:
-            CheckpointError: another rank failed, or is saving something else.
+            CheckpointError: another rank failed, or is saving something else, under another name
+                or of another outline.
         """
         name = os.path.basename(self._path)
         if self._ranks.rank == 0:
-            self._ranks.begin(self._id, name)
+            self._ranks.begin(self._id, name, self._outline)
             return
-        self._ranks.await_begin(self._id, name)
+        self._ranks.await_begin(self._id, name, self._outline)
         if not poll(self._is_seen, self._ranks.commit_timeout_s):
             raise CheckpointError(
                 "it is not seen here, though rank 0 has made it",

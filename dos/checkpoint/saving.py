@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dos.checkpoint.capture import Held
@@ -74,6 +74,7 @@ def begin_save(
     path: str | os.PathLike[str],
     *,
     held: Sequence[Held] | None,
+    outline: Mapping[str, str] | None = None,
     ring: CaptureRing | None = None,
     latest: bool = False,
     checkpoint_id: str | None = None,
@@ -87,6 +88,7 @@ def begin_save(
         held: states whose owners wait, part by part, until they are captured; all of it is
             released also where the save fails. At the end of the process the caller has to wait
             for it. None: as `save`.
+        outline: what has to be the same on all ranks, a text for each part: else the save fails.
         ring: where what is not written as it lies is copied; None: memory of its own.
     """
     path = os.path.abspath(os.fspath(path))
@@ -95,7 +97,7 @@ def begin_save(
     try:
         if not name or (latest and name == LATEST):
             raise ConfigError(f"{path!r} names no checkpoint", where="path", fix="name one")
-        with Round(ranks or Ranks.alone(), storage, path, checkpoint_id) as taken:
+        with Round(ranks or Ranks.alone(), storage, path, checkpoint_id, outline) as taken:
             draft = Draft(taken.file_id, state, held, handle.set_captured)
             handle.expect(draft.file_bytes)
             _start(_Save(storage, taken, path, draft, ring, latest, handle), held is not None)

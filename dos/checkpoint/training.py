@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 
 from dos.checkpoint.names import ModelNames
-from dos.checkpoint.replicas import part_of
+from dos.checkpoint.replicas import outline_of, part_of
 from dos.checkpoint.rng import rng_states
 from dos.memory import HeldState
 from dos.memory.pieces import Pieces
@@ -85,8 +85,8 @@ class Training(NamedTuple):
 
     def part(
         self, step: int, rank: int, world: int, check_room: Callable[[int], None]
-    ) -> tuple[dict[str, Any], list[HeldState]]:
-        """What one rank saves, live, and what is held until it is captured or abandoned.
+    ) -> tuple[dict[str, Any], list[HeldState], dict[str, str]]:
+        """What one rank saves, live; what is held until it is captured or abandoned; the outline.
 
         The generators come first, since what follows may draw from them.
 
@@ -113,7 +113,8 @@ class Training(NamedTuple):
             for where, optimizer in self.optimizers.items():
                 put(tree, where, self._hold(optimizer, f"the save of step {step}", held))
             check_room(n_bytes_of(tree))
-            return part_of(tree, rank, world, buffers), held
+            outline = outline_of(tree) if world > 1 else {}
+            return part_of(tree, rank, world, buffers), held, outline
         except BaseException:
             for one in held:
                 one.abandon()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import distributed
 
 import dos
@@ -15,6 +16,7 @@ from dos.checkpoint.directory import CheckpointDirectory
 from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.posix import PosixStorage
 from dos.checkpoint.ranks import Ranks
+from dos.checkpoint.replicas import outline_of
 from dos.errors import RefusedError
 from tests.cpu.test_checkpoint_ranks import on_all, ranks_of
 
@@ -99,3 +101,23 @@ def test_damage_that_one_rank_finds_has_all_take_another(
 
     ends = on_all(ranks_of(distributed.HashStore(), 2), lambda rank: taken(rank, directory, read))
     assert ends == [(1, [0, 1])] * 2
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": {"b": torch.zeros(2, 3)}},
+        {"model": {"a": torch.zeros(3, 2)}},
+        {"model": {"a": torch.zeros(2, 3, dtype=torch.float16)}},
+        {"model": {"a": torch.zeros(2, 3), "b": torch.zeros(0)}},
+        {"optimizer": {"a": torch.zeros(2, 3)}},
+    ],
+    ids=["name", "shape", "dtype", "more", "key"],
+)
+def test_an_outline_tells_states_of_other_form_apart(other: dict[str, Any]) -> None:
+    assert outline_of({"model": {"a": torch.zeros(2, 3)}}) != outline_of(other)
+
+
+def test_an_outline_tells_nothing_of_values() -> None:
+    mine, its = ({"model": {"a": make(2)}, "step": make(1)} for make in (torch.zeros, torch.ones))
+    assert outline_of(mine) == outline_of(its)

@@ -76,9 +76,9 @@ def one_save(ranks: Ranks, fails: int | None = None) -> list[int] | None:
     checkpoint_id = ranks.enter()
     try:
         if ranks.rank == 0:
-            ranks.begin(checkpoint_id, "step")
+            ranks.begin(checkpoint_id, "step", {})
         else:
-            ranks.await_begin(checkpoint_id, "step")
+            ranks.await_begin(checkpoint_id, "step", {})
         if fails == ranks.rank:
             raise dos.CheckpointError("no space")
         file_id = FileId(checkpoint_id, ranks.rank, 0)
@@ -144,7 +144,7 @@ def test_an_abandoned_save_fails_on_all_ranks(tmp_path: Path) -> None:
             rank.abandon("out of time")
             rank.gather(checkpoint_id)
         else:
-            rank.await_begin(checkpoint_id, "step")
+            rank.await_begin(checkpoint_id, "step", {})
 
     for error in on_all(ranks, work):
         assert "out of time" in str(error)
@@ -162,9 +162,9 @@ def test_ranks_that_save_different_things_are_told(tmp_path: Path) -> None:
     def work(rank: Ranks) -> None:
         checkpoint_id = rank.enter()
         if rank.rank == 0:
-            rank.begin(checkpoint_id, "step-10")
+            rank.begin(checkpoint_id, "step-10", {})
         else:
-            rank.await_begin(checkpoint_id, "step-20")
+            rank.await_begin(checkpoint_id, "step-20", {})
 
     assert "saving 'step-10', rank 1 'step-20'" in str(on_all(ranks, work)[1])
 

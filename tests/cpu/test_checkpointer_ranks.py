@@ -105,6 +105,20 @@ def test_all_fall_back_together_from_what_one_cannot_read(folder: Path) -> None:
     assert run_ranks(work, 2, folder / "shared") == ["(1, True)"] * 2
 
 
+def test_ranks_whose_models_differ_are_told_and_nothing_is_saved(folder: Path) -> None:
+    def work(ranks: Ranks) -> object:
+        model = torch.nn.Linear(60, 50 + ranks.rank)
+        checkpointer = Checkpointer(folder / "run", **RING)
+        checkpointer.save(1, model=model)
+        with pytest.raises(dos.CheckpointError) as failed:
+            checkpointer.close()
+        return failed.value, checkpointer.list()
+
+    for text in run_ranks(work, 2, folder / "shared"):
+        assert "the ranks differ in 'model': 2 tensors" in text
+        assert text.endswith(", [])")
+
+
 def test_what_one_rank_does_not_allow_is_raised_by_all(folder: Path) -> None:
     def work(ranks: Ranks) -> object:
         with Checkpointer(folder / "run", **RING) as checkpointer:
