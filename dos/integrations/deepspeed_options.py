@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,7 +31,7 @@ def read_checkpoint(config: Json) -> DeepSpeedCheckpoint | None:
             cannot be combined with it.
     """
     section, drop_in = find_section(config), config.get(DROP_IN, False)
-    ours = CHECKPOINT in section
+    ours = CHECKPOINT in section and section.get("enabled", True)
     if not ours and drop_in is False:
         return None
     if ours and drop_in is not False:
@@ -45,6 +46,9 @@ def read_checkpoint(config: Json) -> DeepSpeedCheckpoint | None:
     try:
         made = DeepSpeedCheckpoint(**options)
     except ConfigError as error:
+        if not ours:
+            what, where = f"in bytes, {error.what}", f"{DROP_IN}.host_cache_size"
+            raise ConfigError(what, where=where, fix="give it in GiB") from None
         where = error.where.replace(DeepSpeedCheckpoint.__name__, _WHERE)
         raise ConfigError(error.what, where=where, fix=error.fix) from None
     for where, what, fix in _refused(config):
@@ -64,7 +68,8 @@ def _of_drop_in(section: object) -> Json:
     size_gib = options.get("host_cache_size")
     if size_gib is None:
         return {}
-    if isinstance(size_gib, bool) or not isinstance(size_gib, (int, float)) or size_gib <= 0:
+    is_number = isinstance(size_gib, (int, float)) and not isinstance(size_gib, bool)
+    if not is_number or not 0 < size_gib < math.inf:
         raise ConfigError(
             f"{size_gib!r} is no size", where=f"{DROP_IN}.host_cache_size", fix="give it in GiB"
         )
@@ -85,6 +90,18 @@ def _refused(config: Json) -> Iterator[tuple[str, str, str]]:
             "set false, and save to a file system that all nodes share",
         )
     zero = _mapping(config.get("zero_optimization"))
+    if zero.get("zenflow") is not None:
+        yield (
+            "zero_optimization.zenflow",
+            "ZenFlow updates weights beside the steps, where no save can have it wait",
+            f"remove it, or {_WHERE}",
+        )
+    if _mapping(zero.get("offload_optimizer")).get("super_offload"):
+        yield (
+            "zero_optimization.offload_optimizer.super_offload",
+            "SuperOffload updates weights during backward, where no save can have it wait",
+            f"set false, or remove {_WHERE}",
+        )
     for key in ("offload_optimizer", "offload_param"):
         if _mapping(zero.get(key)).get("device") == "nvme":
             yield (

@@ -18,6 +18,12 @@ def test_without_a_section_upstream_saves(config: dict[str, Any]) -> None:
     assert read_checkpoint(config) is None
 
 
+def test_a_section_that_is_off_switches_no_checkpoints_on() -> None:
+    off = {"deep_optimizer_states": {"enabled": False, "checkpoint": {}}}
+    assert read_checkpoint(off) is None
+    assert read_checkpoint({**off, "datastates_ckpt": {}}) is not None
+
+
 def test_checkpoints_alone_leave_the_optimizer_to_upstream() -> None:
     assert read_checkpoint({**ON, "zero_optimization": {"stage": 1}}) is not None
     assert read_section({**ON, "zero_optimization": {"stage": 1}}) is None
@@ -48,11 +54,15 @@ def test_the_drop_in_warns_of_what_it_does_not_know() -> None:
         ({"deep_optimizer_states": {"checkpoint": {"ring_bytes": 1}}}, "ring_bytes"),
         ({"deep_optimizer_states": {"checkpoint": True}}, "no section"),
         ({"datastates_ckpt": {"host_cache_size": "2"}}, "host_cache_size"),
+        ({"datastates_ckpt": {"host_cache_size": float("inf")}}, "host_cache_size"),
+        ({"datastates_ckpt": {"host_cache_size": 1e-6}}, "^datastates_ckpt.host_cache_size: in"),
         ({**ON, "datastates_ckpt": {}}, "remove datastates_ckpt"),
         ({**ON, "checkpoint": {"writer": {"type": "fast"}}}, "checkpoint.writer"),
         ({**ON, "checkpoint": {"use_node_local_storage": True}}, "use_node_local_storage"),
         ({**ON, "nebula": {"enabled": True}}, "nebula"),
         ({**ON, "zero_optimization": {"offload_param": {"device": "nvme"}}}, "offload_param"),
+        ({**ON, "zero_optimization": {"offload_optimizer": {"super_offload": True}}}, "SuperOff"),
+        ({**ON, "zero_optimization": {"zenflow": {}}}, "ZenFlow"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(config: dict[str, Any], told: str) -> None:
