@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
@@ -125,12 +126,15 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def cleanup(self) -> None:
         """Wait until the last save is durable; idempotent.
 
-        A save that fails is logged, and one that takes longer than `close_timeout_s` is left alone.
+        A save that fails is logged, and one that takes longer than `close_timeout_s` is given up
+        on all ranks.
         """
         try:
             self.wait(self.options.close_timeout_s)
         except FutureTimeoutError:
-            _log.error("the last save is not durable after %g s", self.options.close_timeout_s)
+            why = f"the last save is not durable after {self.options.close_timeout_s:g} s"
+            _log.error("%s", why)
+            self.ranks.abandon(why)
         else:
             self._ring.close()
 
@@ -150,10 +154,12 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """
         path = os.path.abspath(path)
         failed = self._failures()
+        # Its number says when it was saved, whatever becomes of the times of its files.
+        checkpoint_id = f"{self.agree(time.time_ns())[0]}-{self.ranks.nonce}"
         self._begun += 1
         self._open = path
         try:
-            with taking_part(self.ranks, self.storage, path):
+            with taking_part(self.ranks, self.storage, path, checkpoint_id):
                 yield
                 self._make_ready(os.path.dirname(path))
                 held = hold(os.path.basename(path))
@@ -166,6 +172,7 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                     held=[held],
                     ring=self._ring,
                     latest=latest,
+                    checkpoint_id=checkpoint_id,
                     storage=self.storage,
                     ranks=self.ranks,
                 ),
@@ -183,6 +190,17 @@ class DOSCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """Until no save is under way, whether it succeeds or not. TimeoutError: one still is."""
         for _, handle in self._saves.values():
             handle.durable.exception(timeout_s)
+
+    def await_durable(self) -> None:
+        """Wait until all that was saved is durable, on all ranks, which call this together.
+
+        Raises:
+            CheckpointError: a save failed.
+        """
+        self.wait()
+        failed = self._failures()
+        if failed:
+            raise CheckpointError(f"a save failed: {failed[0]}")
 
     def await_captured(self, what: str) -> None:
         """Wait until nothing is held, for `what` is about to change it.
@@ -233,3 +251,9 @@ def await_all_captured(what: str) -> None:
     """As `DOSCheckpointEngine.await_captured`, of all there are."""
     for engine in list(_engines):
         engine.await_captured(what)
+
+
+def await_all_saves() -> None:
+    """As `DOSCheckpointEngine.wait`, of all there are."""
+    for engine in list(_engines):
+        engine.wait()

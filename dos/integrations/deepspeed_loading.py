@@ -5,15 +5,29 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from dos.checkpoint.commit import LATEST
-from dos.errors import DOSError, FormatError, IntegrityError
+from dos.checkpoint.manifest import MANIFEST, parse_manifest
+from dos.errors import (
+    CheckpointError,
+    DOSError,
+    FormatError,
+    IntegrityError,
+    RefusedError,
+    first_line,
+)
 from dos.integrations.deepspeed_engine import DOSCheckpointEngine
 from dos.integrations.deepspeed_tags import TagReader, is_tag, open_tag
 
 _log = logging.getLogger(__name__)
+
+_TIMED = re.compile(r"(\d+)-.*")
+"""Ids of tags, which say when those were saved."""
 
 
 class Target(NamedTuple):
@@ -36,7 +50,7 @@ def load_checked(
     read by some rank and the ranks agree.
 
     Args:
-        ours: the checkpoint engine.
+        ours: the checkpoint engine, which saves nothing now.
         load_dir: where tags lie.
         tag: the one to load; None: that which `latest` names or, where it is damaged, the newest
             one that is not.
@@ -46,19 +60,20 @@ def load_checked(
 
     Raises:
         FormatError: there is no checkpoint of that tag.
+        RefusedError: what it holds is not allowed, or newer than this library: no other is tried.
         IntegrityError: it is damaged; without a tag: all are.
+        CheckpointError: a rank cannot read for another reason.
     """
-    ours.wait()
-    asked = None if tag is None else [str(tag)]
-    candidates = ours.agree(asked or _candidates(load_dir))[0]
+    # Rank 0's view of what there is counts.
+    look = partial(_candidates, load_dir, tag) if ours.ranks.rank == 0 else list
+    candidates: list[tuple[str, bool]] = _by_all(ours, load_dir, look)[0][0]
     damages: list[str] = []
-    for candidate in candidates:
-        path = os.path.join(load_dir, candidate)
-        if not is_tag(path):
-            _check_other(path)
+    for candidate, of_torch in candidates:
+        if of_torch:
             return load(candidate)
+        path = os.path.join(load_dir, candidate)
         try:
-            damage = _read(ours, path, targets(candidate))
+            _, damage = _by_all(ours, path, partial(_read, ours, path, partial(targets, candidate)))
             if damage is None:
                 return load(candidate)
         finally:
@@ -66,7 +81,7 @@ def load_checked(
         if len(candidates) == 1:
             raise damage
         damages.append(f"{candidate}: {damage.where}: {damage.what}")
-        _log.warning("%s cannot be loaded, an older one is tried: %s", path, damage)
+        _log.warning("%s cannot be loaded, another one is tried: %s", path, damage)
     if damages:
         raise IntegrityError(
             f"no checkpoint can be loaded: {'; '.join(damages)}",
@@ -76,46 +91,84 @@ def load_checked(
     return load(tag)  # upstream says that there is none
 
 
-def _candidates(load_dir: str) -> list[str]:
-    """The tag that `latest` names, and then the others of ours, the newest first."""
+def _by_all(
+    ours: DOSCheckpointEngine, path: str, work: Callable[[], Any]
+) -> tuple[list[Any], DOSError | None]:
+    """What all ranks make of a path; or why it is not whole, for any of them.
+
+    Raises:
+        DOSError: the first that is no damage, on all ranks; on each its own, if it has one.
+    """
+    value, failure = None, None
     try:
-        with open(os.path.join(load_dir, LATEST)) as file:
-            newest = file.read().strip()
-    except (OSError, UnicodeDecodeError):
-        return []
-    manifests = glob.glob(os.path.join(glob.escape(load_dir), "*", "manifest.json"))
-    by_age = sorted(manifests, key=os.path.getmtime, reverse=True)
-    tags = [os.path.basename(os.path.dirname(path)) for path in by_age]
-    if not os.path.exists(os.path.join(load_dir, newest)) and tags:
-        _log.warning("%s is not there, an older one is tried", os.path.join(load_dir, newest))
-        return tags
-    return [newest, *(other for other in tags if other != newest)]
+        value = work()
+    except DOSError as error:
+        failure = error
+    except Exception as error:  # the others wait
+        what = f"rank {ours.ranks.rank} cannot load it: {type(error).__name__}: {first_line(error)}"
+        failure = CheckpointError(what, where=path, fix="see the cause, on that rank")
+        failure.__cause__ = error
+    values, failures = zip(*ours.agree((value, failure)), strict=True)
+    for one in filter(None, (failure, *failures)):
+        is_damage = isinstance(one, FormatError | IntegrityError)
+        if not is_damage or isinstance(one, RefusedError):
+            raise one
+    return list(values), next(filter(None, failures), None)
 
 
-def _check_other(path: str) -> None:
-    """Refuse what is no whole checkpoint of ours, and none that torch wrote."""
-    if not glob.glob(os.path.join(glob.escape(path), "*.pt")):
+def _candidates(load_dir: str, tag: str | None) -> list[tuple[str, bool]]:
+    """Tags in the order in which they are tried, and of each whether torch wrote it."""
+    names = _tags(load_dir) if tag is None else [str(tag)]
+    return [(name, _is_of_torch(os.path.join(load_dir, name))) for name in names]
+
+
+def _tags(load_dir: str) -> list[str]:
+    """The tag that `latest` names, then ours: those saved before it, the newest first; the rest."""
+    path, newest = os.path.join(load_dir, LATEST), ""
+    with suppress(OSError, UnicodeDecodeError), open(path) as file:
+        newest = file.read().strip()
+    manifests = glob.glob(os.path.join(glob.escape(load_dir), "*", MANIFEST))
+    by_age = sorted(manifests, key=_saved_ns, reverse=True)
+    tags = [os.path.basename(os.path.dirname(manifest)) for manifest in by_age]
+    if newest in tags:
+        at = tags.index(newest)
+        return tags[at:] + tags[:at]
+    if newest:
+        return [newest, *tags]
+    if tags:
+        _log.warning("%s names no tag, the newest one that is whole is taken", path)
+    return tags
+
+
+def _saved_ns(manifest: str) -> int:
+    """When a tag was saved, in nanoseconds; where its id does not say, when its manifest was."""
+    with suppress(OSError, DOSError):  # gone, or damaged: it is tried last
+        with open(manifest, "rb") as file:
+            records = parse_manifest(file.read(), manifest)
+        timed = _TIMED.fullmatch(records[0].file_id.checkpoint_id)
+        return int(timed[1]) if timed else os.stat(manifest).st_mtime_ns
+    return 0
+
+
+def _is_of_torch(path: str) -> bool:
+    return not is_tag(path) and any(glob.iglob(os.path.join(glob.escape(path), "*.pt")))
+
+
+def _read(
+    ours: DOSCheckpointEngine, path: str, targets: Callable[[], Mapping[str, Target | None]]
+) -> None:
+    """Read this rank's files of a tag, and check its share of the others."""
+    if not is_tag(path):
         raise FormatError(
             "no checkpoint: it has no manifest, and no files of torch",
             where=path,
             fix="load another tag, or none for the newest; one without manifest is unfinished",
         )
-
-
-def _read(
-    ours: DOSCheckpointEngine, path: str, targets: Mapping[str, Target | None]
-) -> DOSError | None:
-    """Read this rank's files of a tag, and check its share of the others; why not, on any rank."""
-    failure: DOSError | None = None
-    try:
-        tag = open_tag(os.path.abspath(path), ours.storage)
-        for name, target in targets.items():
-            if name in tag.rank_of:
-                ours.loaded[name] = _read_file(tag, name, target, trusted=ours.options.trusted)
-        tag.check(ours.ranks.rank, ours.ranks.world, but=ours.loaded)
-    except DOSError as error:
-        failure = error
-    return next(filter(None, ours.agree(failure)), None)
+    tag = open_tag(os.path.abspath(path), ours.storage)
+    for name, target in targets().items():
+        if name in tag.rank_of:
+            ours.loaded[name] = _read_file(tag, name, target, trusted=ours.options.trusted)
+    tag.check(ours.ranks.rank, ours.ranks.world, but=ours.loaded)
 
 
 def _read_file(tag: TagReader, name: str, target: Target | None, *, trusted: bool) -> Any:

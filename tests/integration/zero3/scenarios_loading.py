@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import torch
 
 from dos.checkpoint.posix import PosixStorage
 from dos.errors import DOSError
-from tests.integration.zero3.saving import differences, engine_of, picture, train
+from tests.gated_disk import Gated
+from tests.integration.zero3.saving import (
+    RING_BYTES,
+    differences,
+    engine_of,
+    gate,
+    picture,
+    train,
+)
 from tests.integration.zero3.scenarios_state import shared_folder
 
 
@@ -20,7 +29,7 @@ def fallback() -> dict[str, Any]:
     """The newest is damaged: in the middle of a rank's state, and by what is missing."""
     found: dict[str, Any] = {}
     with shared_folder() as folder:
-        pictures = _three(folder)
+        pictures = _three(folder, "ours")
         _damage(folder / "global_step3")
         engine = engine_of("ours")
         found["refused"] = _refusal(lambda: engine.load_checkpoint(str(folder), tag="global_step3"))
@@ -40,8 +49,39 @@ def fallback() -> dict[str, Any]:
     return found
 
 
-def _three(folder: Path) -> dict[int, dict[str, Any]]:
-    engine = engine_of("ours")
+def by_latest() -> dict[str, int]:
+    """The step that is loaded without a tag, by what the file `latest` says."""
+    with shared_folder() as folder:
+        _three(folder, "ZeRO-1")
+        engine, latest = engine_of("ZeRO-1"), folder / "latest"
+        _alone(lambda: _as_if_copied(folder))
+
+        def loaded(change: Callable[[], object]) -> int:
+            _alone(change)
+            engine.load_checkpoint(str(folder))
+            return int(engine.global_steps)
+
+        found = {
+            "missing": loaded(latest.unlink),
+            "empty": loaded(latest.touch),
+            "nothing there": loaded(lambda: latest.write_text("global_step8")),
+            "unfinished": loaded((folder / "global_step8").mkdir),
+            "an older one": loaded(lambda: latest.write_text("global_step2")),
+        }
+        _damage(folder / "global_step2")
+        found["an older one, damaged"] = loaded(lambda: None)
+        engine.destroy()
+    return found
+
+
+def _as_if_copied(folder: Path) -> None:
+    """Give the files of tags the times in another order than they were saved in."""
+    for step in (1, 2, 3):
+        os.utime(folder / f"global_step{step}" / "manifest.json", (-step, -step))
+
+
+def _three(folder: Path, kind: str) -> dict[int, dict[str, Any]]:
+    engine = engine_of(kind)
     pictures = {}
     for step in (1, 2, 3):
         train(engine, step - 1)
@@ -128,4 +168,68 @@ def unsaveable() -> dict[str, Any]:
         engine.destroy()
         torch.distributed.barrier()
         found["tags"] = sorted(path.parent.name for path in folder.glob("*/manifest.json"))
+    return found
+
+
+@dataclass
+class Settings:
+    """What a script puts into a checkpoint."""
+
+    rate: int = 7
+
+
+def not_allowed() -> dict[str, Any]:
+    """The newest is whole, and holds an object of a class that nobody allowed yet."""
+    engine = engine_of("ZeRO-1")
+    found: dict[str, Any] = {}
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder), tag="a")
+        engine.save_checkpoint(str(folder), tag="b", client_state={"settings": Settings()})
+        found["refused"] = _refusal(lambda: engine.load_checkpoint(str(folder)))
+        with torch.serialization.safe_globals([Settings]):
+            path, client = engine.load_checkpoint(str(folder))
+        found["allowed"] = (Path(path).parent.name, client["settings"].rate)
+        engine.destroy()
+    return found
+
+
+class OutOfMemory(PosixStorage):
+    """Has no room for what is read."""
+
+    def read_bytes(self, path: str) -> bytes:
+        """Fails."""
+        raise MemoryError
+
+
+def unreadable() -> dict[str, Any]:
+    """One rank fails to read, by no fault of the checkpoint."""
+    engine = engine_of("ZeRO-1")
+    ours, disk = engine.checkpoint_engine, engine.checkpoint_engine.storage
+    last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+    found: dict[str, Any] = {}
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder), tag="a")
+        engine.save_checkpoint(str(folder), tag="b")
+        ours.wait()
+        ours.storage = OutOfMemory() if last else disk
+        found["refused"] = _refusal(lambda: engine.load_checkpoint(str(folder)))
+        ours.storage = disk
+        found["after"] = Path(engine.load_checkpoint(str(folder))[0]).parent.name
+        engine.destroy()
+    return found
+
+
+def given_up() -> dict[str, Any]:
+    """The last rank's disk takes nothing, and at the end it waits no longer."""
+    last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+    options = {"ring_bytes": RING_BYTES, "close_timeout_s": 0.2 if last else 600.0}
+    engine = engine_of("ZeRO-1", deep_optimizer_states={"checkpoint": options})
+    disk = gate(engine) if last else Gated()
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder), tag="a")
+        engine.checkpoint_engine.cleanup()
+        disk.open_now.set()
+        engine.checkpoint_engine.wait()
+        found = {"next": _refusal(lambda: engine.save_checkpoint(str(folder), tag="b"))}
+        engine.destroy()
     return found

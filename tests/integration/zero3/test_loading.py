@@ -63,3 +63,36 @@ def test_what_one_rank_cannot_save_is_raised_there_at_once(outcome: Outcome) -> 
 def test_the_other_ranks_are_told_of_it_and_all_save_again(outcome: Outcome) -> None:
     assert all("rank 0" in its["next"] for its in outcome.ranks)
     assert all(its["tags"] == ["b"] for its in outcome.ranks)
+
+
+@scenario("scenarios_loading.by_latest", 1, 2)
+def test_without_a_good_latest_the_newest_by_its_own_date_is_loaded(outcome: Outcome) -> None:
+    for its in outcome.ranks:
+        bad = {key: its[key] for key in ("missing", "empty", "nothing there", "unfinished")}
+        assert bad == dict.fromkeys(bad, 3)
+
+
+@scenario("scenarios_loading.by_latest", 1, 2)
+def test_a_fallback_goes_back_from_what_latest_names(outcome: Outcome) -> None:
+    for its in outcome.ranks:
+        assert (its["an older one"], its["an older one, damaged"]) == (2, 1)
+
+
+@scenario("scenarios_loading.not_allowed", 1, 2)
+def test_what_is_not_allowed_is_refused_and_no_older_one_taken(outcome: Outcome) -> None:
+    for its in outcome.ranks:
+        assert its["refused"].startswith("RefusedError")
+        assert its["allowed"] == ("b", 7)
+
+
+@scenario("scenarios_loading.unreadable", 1, 2)
+def test_a_rank_that_fails_to_read_is_named_on_all_and_no_older_one_taken(outcome: Outcome) -> None:
+    rank = len(outcome.ranks) - 1
+    for its in outcome.ranks:
+        assert its["refused"].startswith(f"CheckpointError: rank {rank} cannot load it: Memory")
+        assert its["after"] == "b"
+
+
+@scenario("scenarios_loading.given_up", 2)
+def test_a_rank_that_gives_its_save_up_at_the_end_tells_the_others(outcome: Outcome) -> None:
+    assert all("the last save is not durable" in its["next"] for its in outcome.ranks)
