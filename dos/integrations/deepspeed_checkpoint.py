@@ -92,6 +92,7 @@ def _save(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: C
 
 
 def _load(ours: DOSCheckpointEngine, engine: Any, asked: dict[str, Any], call: Call) -> Any:
+    ours.wait()  # what is loaded may have been saved just now, and overwrites what is held
     if engine.load_universal_checkpoint():
         return call()
 

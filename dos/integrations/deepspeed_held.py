@@ -12,6 +12,9 @@ from dos.memory.gates import Gates, HeldState, Hold
 _PART_BYTES = 64 << 20
 """Of a held range that are set free together: the shorter, the sooner a hang is told from work."""
 
+_TRAINED = ("bit16_groups", "fp16_groups", "bf16_groups")
+"""Where upstream's optimizers have the model's parameters that they update, one of these each."""
+
 
 def hold_until_step(engine: Any, gates: Gates, what: str) -> HeldState:
     """Hold the trained weights, masters and optimizer state of an engine of DeepSpeed.
@@ -33,8 +36,13 @@ def hold_until_step(engine: Any, gates: Gates, what: str) -> HeldState:
 
 
 def _trained(engine: Any) -> Iterator[torch.Tensor]:
-    """Tensors that the base optimizer updates, or that are copies of those."""
-    yield from (p.data for p in engine.module.parameters() if p.requires_grad)
+    """Tensors that the base optimizer updates, or that are copies of those.
+
+    A parameter that no optimizer has may change in any forward, so it is not among them.
+    """
+    for name in _TRAINED:
+        for parameters in getattr(engine.optimizer, name, ()):
+            yield from (parameter.data for parameter in parameters)
     base = getattr(engine, "basic_optimizer", None)
     if not isinstance(base, torch.optim.Optimizer):
         return

@@ -71,7 +71,29 @@ class Model(torch.nn.Module):
         return self.last(torch.nn.functional.dropout(torch.tanh(self.block(x)), 0.1))
 
 
-def engine_of(kind: str, **more: Any) -> Any:
+class Following(Model):
+    """With parameters that no optimizer has and a forward changes, as in a momentum encoder."""
+
+    def __init__(self) -> None:
+        super().__init__(3000)  # what comes behind is not in the chunks that a ring takes first
+        self.follower = torch.nn.Linear(1000, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Outputs."""
+        with torch.no_grad():
+            self.follower.weight += 0.125
+        return super().forward(x)
+
+
+class Frozen(Model):
+    """Whose first layer is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+
+
+def engine_of(kind: str, model: type[Model] = Model, **more: Any) -> Any:
     """A fresh engine; `more` are further sections of its configuration."""
     torch.manual_seed(0)
     config = {
@@ -82,10 +104,10 @@ def engine_of(kind: str, **more: Any) -> Any:
         **KINDS[kind],
         **more,
     }
-    model = Model()
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), config=config
-    )
+    made = model()
+    named = [(name, p) for name, p in made.named_parameters() if p.requires_grad]
+    trained = [p for name, p in named if not name.startswith("follower")]
+    engine, *_ = deepspeed.initialize(model=made, model_parameters=trained, config=config)
     return engine
 
 

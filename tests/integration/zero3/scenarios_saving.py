@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import deepspeed.utils as ds
 import torch
 from deepspeed.pipe import PipelineModule
 
+from dos.errors import IntegrationError
 from tests.integration.zero3.saving import (
     KINDS,
+    RING_BYTES,
+    Following,
+    Frozen,
     backward,
     differences,
     engine_of,
@@ -71,7 +76,7 @@ def _step_exact(kind: str, folder: Path) -> dict[str, Any]:
 def step_exact_of_two() -> dict[str, Any]:
     """The same of the kinds whose ranks write differently."""
     found = {}
-    for kind in ("ours", "ZeRO-2 with offload"):
+    for kind in ("ours", "ZeRO-2 with offload", "no ZeRO"):  # there the second has no file
         with shared_folder() as folder:
             found[kind] = _step_exact(kind, folder)
     return found
@@ -131,6 +136,80 @@ def setters() -> dict[str, Any]:
         found[kind] = differences(saved, picture(engine))
         engine.destroy()
     return found
+
+
+def unowned() -> dict[str, Any]:
+    """A forward, after a save to a disk that takes nothing yet, changes a parameter of its own."""
+    larger = {"checkpoint": {"ring_bytes": 2 * RING_BYTES}}  # all that is copied has to fit
+    engine = engine_of("ZeRO-1", Following, deep_optimizer_states=larger)
+    train(engine, 0)
+    saved, disk = picture(engine), gate(engine)
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder))
+        backward(engine, 1)
+        open_soon(disk)
+        engine.destroy()
+        engine = engine_of("ZeRO-1", Following)
+        engine.load_checkpoint(str(folder))
+        result = differences(saved, picture(engine))
+        engine.destroy()
+    return {"loaded": result}
+
+
+def frozen() -> dict[str, Any]:
+    """A save without what is not trained, loaded where that is another."""
+    engine = engine_of("ZeRO-2 with offload", Frozen)
+    train(engine, 0)
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder), exclude_frozen_parameters=True)
+        saved = picture(engine)
+        engine.destroy()
+        engine = engine_of("ZeRO-2 with offload", Frozen)
+        with torch.no_grad():
+            engine.module.first.weight.zero_()
+            engine.module.first.bias.zero_()
+        engine.load_checkpoint(str(folder), load_module_strict=False)
+        result = differences(saved, picture(engine))
+        engine.destroy()
+    return {"different": result}
+
+
+def in_part() -> dict[str, Any]:
+    """What differs after a load of a part from what was saved, and from what was there before."""
+    found: dict[str, Any] = {}
+    for kind in ("ZeRO-1", "ZeRO-2 with offload", "no ZeRO", "ZeRO-3"):
+        engine = engine_of(kind)
+        train(engine, 0, 1)
+        saved = picture(engine)
+        with shared_folder() as folder:
+            engine.save_checkpoint(str(folder))
+            for part in ("load_module_only", "load_optimizer_states"):
+                engine.load_checkpoint(str(folder))
+                train(engine, 5)
+                before = picture(engine)
+                try:
+                    engine.load_checkpoint(str(folder), **{part: part == "load_module_only"})
+                except IntegrationError as error:
+                    found[f"{kind}, {part}"] = error.what
+                    continue
+                after = picture(engine)
+                found[f"{kind}, {part}"] = (differences(saved, after), differences(before, after))
+            engine.destroy()
+    return found
+
+
+def universal() -> dict[str, Any]:
+    """A load of a universal checkpoint, of which there is none, right after a save."""
+    engine = engine_of("ZeRO-1", checkpoint={"load_universal": True})
+    disk = gate(engine)
+    with shared_folder() as folder:
+        engine.save_checkpoint(str(folder), tag="a")
+        open_soon(disk)
+        with suppress(ValueError):
+            engine.load_checkpoint(str(folder))
+        whole = (folder / "a" / "manifest.json").exists()
+        engine.destroy()
+    return {"whole": whole}
 
 
 def pipeline() -> dict[str, Any]:

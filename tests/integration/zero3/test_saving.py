@@ -77,3 +77,48 @@ def test_what_is_set_right_after_a_save_is_not_in_it(outcome: Outcome) -> None:
 @scenario("scenarios_saving.pipeline", 1)
 def test_a_pipeline_engine_saves_and_loads_its_layers_as_of_one_step(outcome: Outcome) -> None:
     assert outcome.first["loaded"] == []
+
+
+@scenario("scenarios_saving.unowned", 1)
+def test_a_parameter_of_no_optimizer_is_saved_as_it_was(outcome: Outcome) -> None:
+    assert outcome.first["loaded"] == []
+
+
+@scenario("scenarios_saving.universal", 1)
+def test_a_universal_load_waits_for_what_is_being_saved(outcome: Outcome) -> None:
+    assert outcome.first["whole"]
+
+
+@scenario("scenarios_saving.frozen", 1)
+def test_what_is_frozen_can_be_left_out(outcome: Outcome) -> None:
+    assert sorted(outcome.first["different"]) == ["/module/first.bias", "/module/first.weight"]
+
+
+ALL_BUT_3 = ("ZeRO-1", "ZeRO-2 with offload", "no ZeRO")
+
+
+@scenario("scenarios_saving.in_part", 1)
+def test_a_model_alone_is_loaded(outcome: Outcome) -> None:
+    for kind in ALL_BUT_3:
+        from_saved, from_before = outcome.first[f"{kind}, load_module_only"]
+        assert not about("/module", from_saved)
+        assert about("/module", from_before)
+        assert not about("exp_avg", from_before) + about("/steps", from_before)
+
+
+@scenario("scenarios_saving.in_part", 1)
+def test_all_but_the_optimizer_is_loaded(outcome: Outcome) -> None:
+    for kind in ALL_BUT_3:
+        from_saved, from_before = outcome.first[f"{kind}, load_optimizer_states"]
+        assert not about("/module", from_saved) + about("/steps", from_saved)
+        assert not about("exp_avg", from_before)
+
+
+@scenario("scenarios_saving.in_part", 1)
+def test_zero_3_without_its_optimizer_is_refused_by_name(outcome: Outcome) -> None:
+    assert outcome.first["ZeRO-3, load_optimizer_states"].startswith("ZeRO-3 without optimizer")
+
+
+def about(part: str, paths: list[str]) -> list[str]:
+    """Those of the paths that have such a part."""
+    return [path for path in paths if part in path]
