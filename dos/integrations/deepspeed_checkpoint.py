@@ -22,6 +22,7 @@ from dos.integrations.deepspeed_held import hold_until_step
 from dos.integrations.deepspeed_loading import Target, load_checked
 from dos.integrations.deepspeed_options import read_checkpoint
 from dos.integrations.deepspeed_tags import is_tag, open_tag
+from dos.integrations.deepspeed_trainer import register_trainer
 
 Call = Callable[[], Any]
 """Calls upstream's method, by arguments that may have been changed."""
@@ -47,6 +48,7 @@ def _choosing(original: Callable[..., Any]) -> Callable[..., Any]:
         options = None if config is None else read_checkpoint(config)
         if options is None:
             return original(config_params, *args, **kwargs)
+        register_trainer()
         return DOSCheckpointEngine(options)
 
     return create_checkpoint_engine
