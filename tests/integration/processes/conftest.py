@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def pair(checkpoints: Path) -> Pair:
     """What all scenarios returned; `results` reads it."""
     if not (distributed.is_available() and distributed.is_gloo_available()):
         pytest.skip("this torch has no gloo")
-    for name in ("fsdp", "dtensor", "ddp", "held", "checkpointer"):
+    with_trainer = ("trainer",) if find_spec("transformers") and find_spec("accelerate") else ()
+    for name in ("fsdp", "dtensor", "ddp", "held", "checkpointer", *with_trainer):
         import_module(f"tests.integration.processes.{name}_scenarios")
     return run_world(SCENARIOS, 2, CHECKPOINTS=str(checkpoints))

@@ -29,3 +29,10 @@ def test_one_process_takes_up_what_two_saved(pair: Pair, checkpoints: Path, plan
     with dos.Checkpointer(checkpoints / "fsdp-resumed" / plan) as checkpointer:
         checkpointer.restore(model=model, optimizer=optimizer)
     assert same_bits([p.detach() for p in model.parameters()], saved["at save"])
+
+
+def test_two_processes_of_trainer_resume_with_the_bits_of_a_run_never_stopped(pair: Pair) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    first, second = results(pair, "trainer_resumed")
+    assert first["resumed"] == first["whole"] == second["resumed"]
