@@ -16,7 +16,7 @@ class Wholeness:
     """
 
     def __init__(self) -> None:
-        self._stepping = self.loading = False
+        self._stepping = self.loading = self._loading_before = False
         self._step: RunningStep | None = None
 
     def step_begins(self) -> None:
@@ -33,7 +33,7 @@ class Wholeness:
 
     def load_begins(self) -> None:
         """Somebody is about to write all of the state."""
-        self.loading = True
+        self._loading_before, self.loading = self.loading, True
 
     def load_ended(self) -> None:
         """All of the state has been written."""
@@ -41,8 +41,8 @@ class Wholeness:
         self.step_ended()
 
     def load_abandoned(self) -> None:
-        """Nothing has been written: all is as it was when the load began."""
-        self.loading = False
+        """Nothing has been written: all is as it was when the load began, torn if it was."""
+        self.loading = self._loading_before
 
     def check(self, where: str, *, loads: bool = False) -> None:
         """Raise ConfigError if a step or a load failed half-way; `loads`: if a step did."""

@@ -170,6 +170,16 @@ def test_a_load_that_is_abandoned_has_changed_nothing() -> None:
     take_steps(optimizer, parameters, range(3, 4))
 
 
+def test_a_load_that_is_abandoned_after_one_that_failed_leaves_it_torn() -> None:
+    _, optimizer = trained(HOST)
+    saved = snapshot(optimizer.hold_state().tree)
+    optimizer.restore_target(saved)  # the first ends nowhere
+    optimizer.restore_target(saved)
+    optimizer.restore_abandoned()
+    with pytest.raises(dos.ConfigError, match="a load failed half-way"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("call", ["restored", "restore_abandoned"])
 def test_a_load_that_was_not_begun_cannot_end(call: str) -> None:
     _, optimizer = trained(HOST)
