@@ -53,6 +53,8 @@ class Stopping:
         self._begun: int | None = None  # the step that this rank is in, where that is known
         self._last: int | None = None  # the step to save and leave at
         self._told, self._closed = threading.Event(), threading.Event()
+        self._heard_all = False  # until it was closed; only passed on from then on
+        self._muted = threading.Event()  # nobody writes to the mouth any more
         self._mouth, self._ear = socket.socketpair()
         self._mouth.setblocking(False)
         self._ear.setblocking(False)
@@ -83,31 +85,57 @@ class Stopping:
         raise SystemExit(EXIT_STATUS)
 
     def close(self) -> None:
-        """Stop listening; idempotent. Once the signal was heard, the process still has to end."""
-        self.mute()
+        """Stop listening; idempotent. Once the signal was heard, the process still has to end.
+
+        Off the main thread, and where somebody has put theirs over it since, the handler or the
+        wakeup descriptor cannot be given back: it stays, and passes on what it is told.
+        """
         if not self._told.is_set():
             self._closed.set()
+        self.mute()
+        if self._closed.is_set():
             with suppress(OSError):
                 self._mouth.send(b"\0")  # wakes the thread
 
     def mute(self) -> None:
-        """Let signals be handled as they were before."""
-        _listening.discard(self)
+        """Let signals be handled as they were before, as far as that can be."""
         with suppress(ValueError):  # not on the main thread
             if signal.getsignal(signal.SIGTERM) == self._handle:
                 signal.signal(signal.SIGTERM, self._handler)
-                signal.set_wakeup_fd(self._wakeup_fd)
+            if self._muted.is_set():
+                return
+            found = signal.set_wakeup_fd(-1)
+            if found == self._mouth.fileno():
+                found = self._wakeup_fd
+                self._muted.set()
+                _listening.discard(self)
+            with suppress(OSError):  # who put it there has closed it
+                signal.set_wakeup_fd(found)
+
+    def forget(self) -> None:
+        """In a child process, whose signals are none of its parent's."""
+        self.mute()
+        signal.set_wakeup_fd(-1)
+        self._close_ends()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         with suppress(OSError):  # again, in case somebody took the wakeup descriptor over
             self._mouth.send(bytes([number]))
         if callable(self._handler):
             self._handler(number, frame)
+        elif self._closed.is_set():
+            self.close()  # here it can be given back
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.raise_signal(number)
+
+    def _close_ends(self) -> None:
+        for end in (self._ear, self._mouth):
+            end.close()
 
     def _listen(self) -> None:
         try:
             while not self._hears():
-                if self._closed.is_set():
+                if self._heard_all and self._muted.is_set():
                     return
             end_s = time.monotonic() + self._grace_s
             self._tell()
@@ -115,19 +143,21 @@ class Stopping:
             _log.error("SIGTERM: %g s are over, so that this process ends as it is", self._grace_s)
             os._exit(EXIT_STATUS)
         finally:
-            for end in (self._ear, self._mouth):
-                end.close()
+            self._close_ends()
 
     def _hears(self) -> bool:
         """Wait a while for the signal, here or on another rank."""
-        alone = self._ranks.world == 1
+        alone = self._ranks.world == 1 or self._heard_all
         ready, _, _ = select.select([self._ear], [], [], None if alone else _LOOK_S)
-        numbers = self._ear.recv(4096) if ready else b""
-        if numbers and self._wakeup_fd != -1:
+        told, closing, after = (self._ear.recv(4096) if ready else b"").partition(b"\0")
+        if told + after and self._wakeup_fd != -1:
             with suppress(OSError):
-                os.write(self._wakeup_fd, numbers)
-        if signal.SIGTERM in numbers:
+                os.write(self._wakeup_fd, told + after)
+        if signal.SIGTERM in told and not self._heard_all:
             return True
+        if closing:
+            self._heard_all = True
+            return False
         with suppress(CheckpointError):
             return not alone and self._ranks.is_called(_TOPIC)
         return False
@@ -159,8 +189,7 @@ def _after_fork() -> None:
 def _mute_in_child() -> None:
     """A worker that is ended by SIGTERM does not end the training."""
     for stopping in list(_listening):
-        stopping.mute()
-        signal.set_wakeup_fd(-1)
+        stopping.forget()
     _after_fork()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,6 +114,67 @@ def test_a_wakeup_descriptor_that_was_there_is_woken_and_comes_back(tmp_path: Pa
         return os.read(reader, 1), signal.set_wakeup_fd(-1) == writer
 
     assert in_child(report) == r"(b'\x0f', True)"
+
+
+def test_a_wakeup_descriptor_that_came_later_stays(tmp_path: Path) -> None:
+    def report() -> object:
+        _, writer = os.pipe()
+        os.set_blocking(writer, False)
+        with Checkpointer(tmp_path, sigterm_grace_s=25):
+            signal.set_wakeup_fd(writer)
+        return signal.set_wakeup_fd(-1) == writer
+
+    assert in_child(report) == "True"
+
+
+def test_under_a_later_handler_the_wakeup_descriptor_comes_back_too(tmp_path: Path) -> None:
+    def report() -> object:
+        with Checkpointer(tmp_path, sigterm_grace_s=25):
+            ours = signal.getsignal(signal.SIGTERM)
+            assert callable(ours)
+            signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
+        os.kill(os.getpid(), signal.SIGTERM)  # a handler that is called, and does nothing
+        return signal.set_wakeup_fd(-1)
+
+    assert in_child(report) == "-1"
+
+
+def closed_on_a_thread(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(tmp_path, sigterm_grace_s=25)
+    thread = threading.Thread(target=checkpointer.close)
+    thread.start()
+    thread.join()
+
+
+def test_closed_on_another_thread_sigterm_ends_the_process_as_before(tmp_path: Path) -> None:
+    def child() -> None:
+        closed_on_a_thread(tmp_path)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(15)
+
+    assert status_of(child) == -signal.SIGTERM
+
+
+def test_closed_on_another_thread_signals_are_written_into_no_file(tmp_path: Path) -> None:
+    def report() -> object:
+        closed_on_a_thread(tmp_path)
+        time.sleep(0.2)  # in which its thread could close what is still written to
+        return stat.S_ISSOCK(os.fstat(signal.set_wakeup_fd(-1)).st_mode)
+
+    assert in_child(report) == "True"
+
+
+def test_two_that_are_closed_in_the_order_they_were_made_leave_sigterm_as_it_was(
+    tmp_path: Path,
+) -> None:
+    def child() -> None:
+        made = [Checkpointer(tmp_path / name, sigterm_grace_s=25) for name in ("a", "b")]
+        for checkpointer in made:
+            checkpointer.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(15)
+
+    assert status_of(child) == -signal.SIGTERM
 
 
 def test_a_worker_that_is_ended_does_not_end_the_training(tmp_path: Path) -> None:
