@@ -64,6 +64,7 @@ class Walk:
         for transfer in transfers:
             self._arrivals.setdefault(transfer.subgroup, []).append(transfer.event)
         self._gated_since_s: dict[int, float] = {}
+        self._told_s, self._told_until_s = 0.0, float("-inf")  # of `gated`, to `gates`
         # Told when a host op is over, or a gate opens: then something may be issued. Unlike an
         # event it may be told by a finalizer, in the middle of anything.
         self._changed: SimpleQueue[None] = SimpleQueue()
@@ -90,7 +91,9 @@ class Walk:
         except BaseException as error:
             failure = error
         finally:
-            self.gates.add_waited(covered_s(its.interval for its in self.gated))
+            # What ops of several lanes waited at once, where the later one began to wait first.
+            waited_s = covered_s(its.interval for its in self.gated)
+            self.gates.add_waited(waited_s - self._told_s)
         if failure is not None:
             # Nothing may still be running when the error surfaces: its memory is the caller's.
             settle([self.events[i] for i in sorted(self.events)])
@@ -147,6 +150,10 @@ class Walk:
         since_s = self._gated_since_s.pop(op.index)
         if all(event.done() for event in others):
             since_s = max([since_s, *(event.wait().end_s for event in others)])
+            # Told now, since the save that it waited for may be durable before the step is over.
+            waited_s = max(0.0, now_s - max(since_s, self._told_until_s))
+            self.gates.add_waited(waited_s)
+            self._told_s, self._told_until_s = self._told_s + waited_s, now_s
             self.gated.append(Gated(op.kind.lane, op.subgroup, Interval(since_s, now_s)))
 
     def _await_change(self) -> None:

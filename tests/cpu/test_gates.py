@@ -272,6 +272,22 @@ def test_the_time_that_a_step_waited_is_in_its_record_and_in_the_trace() -> None
     assert gates.waited_s == pytest.approx(record.waited_s)
 
 
+def test_the_time_that_a_step_waits_is_told_while_it_runs() -> None:
+    gates = Gates()
+    first, second = gates.close([0], "one"), gates.close([1], "two")
+    with closing(HostBackend()) as backend, closing(Interpreter(backend)) as interpreter:
+        step = interpreter.start(HOST_PLAN, Log(gates), gates=gates)
+        while not step._walk._gated_since_s:
+            time.sleep(1e-3)
+        gates.open(first)
+        while not step._walk.has([0]):
+            time.sleep(1e-3)
+        assert gates.waited_s > 0
+        gates.open(second)
+        record = step.finish()
+    assert gates.waited_s == pytest.approx(record.waited_s)
+
+
 def test_a_gate_behind_a_busy_lane_holds_up_nothing() -> None:
     gates = Gates()
     ticket, running = gates.close([1], "one"), threading.Event()
