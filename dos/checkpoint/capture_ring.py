@@ -16,7 +16,7 @@ _FEWEST_CHUNKS = 4
 
 
 class CaptureRing:
-    """Host memory for chunks on their way to the disk; pinned beside an accelerator.
+    """Host memory for chunks on their way to the disk; pinned if an accelerator is copied from.
 
     It is taken from the system when it is first used, and then kept: a save begins with as much
     room as the one before.
@@ -43,10 +43,15 @@ class CaptureRing:
         self.n_bytes = n_bytes // CHUNK_BYTES * CHUNK_BYTES
         self._slab: Slab | None = None
 
-    def memory(self) -> memoryview:
-        """All of it. Used by one save at a time."""
+    def memory(self, device: torch.device | None) -> memoryview:
+        """All of it. Used by one save at a time.
+
+        Args:
+            device: the accelerator that the first save copies from, for which it is pinned; so none
+                is started that the training does not use. None: not pinned.
+        """
         if self._slab is None:
-            self._slab = Slab(self.n_bytes, device=torch.accelerator.current_accelerator())
+            self._slab = Slab(self.n_bytes, device=device)
         return self._slab.view(0, self.n_bytes)
 
     def close(self) -> None:

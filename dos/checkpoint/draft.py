@@ -53,7 +53,8 @@ class Draft:
             self._text = index_text({"tree": node, "pieces": encoder.pieces})
             leases = leases_of(held or ())
             self._layout = lay_out(file_id, extents, encoder.blobs, self._text, leases=leases)
-        self._produced = _events(run.source for run in self._layout.runs)
+        self._devices = _accelerators(run.source for run in self._layout.runs)
+        self._produced = [_event(device) for device in self._devices]
         self._capture = Capture(self._layout, held, captured)
         self.file_bytes = self._layout.file_bytes
 
@@ -85,7 +86,7 @@ class Draft:
             shape_for(directory),
             progress=progress,
             capture=self._capture,
-            ring=None if ring is None else ring.memory(),
+            ring=None if ring is None else ring.memory(next(iter(self._devices), None)),
         ).write()
 
     def wait_frozen(self) -> None:
@@ -97,11 +98,14 @@ class Draft:
         self._capture.abandon()
 
 
-def _events(sources: Iterable[Source]) -> list[torch.Event]:
-    """One event for each accelerator: after it, what the current streams had to do is done."""
+def _accelerators(sources: Iterable[Source]) -> set[torch.device]:
+    """Where sources are copied from, but for the host."""
     devices = {source.device for source in sources if isinstance(source, Elements)}
-    events = []
-    for device in devices - {torch.device("cpu")}:
-        events.append(torch.Event(device))
-        events[-1].record(torch.accelerator.current_stream(device))
-    return events
+    return devices - {torch.device("cpu")}
+
+
+def _event(device: torch.device) -> torch.Event:
+    """After it, what the current stream of an accelerator had to do is done."""
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))
+    return event
