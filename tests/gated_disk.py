@@ -10,6 +10,13 @@ from dos.checkpoint.posix import PosixQueue, PosixStorage
 WAIT_S = 60
 
 
+def join_saves() -> None:
+    """Until no thread writes a save any more."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("save "):
+            thread.join(WAIT_S)
+
+
 class Gated(PosixStorage):
     """A disk that takes nothing until it is opened."""
 

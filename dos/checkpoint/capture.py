@@ -151,9 +151,9 @@ class Capture:
         if captured:
             self._captured()
 
-    def wait_frozen(self) -> None:
-        """Until all that nobody holds is copied, or the save has failed."""
-        self._frozen.wait()
+    def wait_frozen(self, timeout_s: float) -> bool:
+        """Until all that nobody holds is copied, or the save failed; whether that was in time."""
+        return self._frozen.wait(timeout_s)
 
     def abandon(self) -> None:
         """All may change from now on, so that what is still read is not saved."""

@@ -89,9 +89,9 @@ class Draft:
             ring=None if ring is None else ring.memory(next(iter(self._devices), None)),
         ).write()
 
-    def wait_frozen(self) -> None:
-        """Until all that nobody holds is copied, or it was abandoned."""
-        self._capture.wait_frozen()
+    def wait_frozen(self, timeout_s: float) -> bool:
+        """Until all that nobody holds is copied, or it was abandoned; whether that was in time."""
+        return self._capture.wait_frozen(timeout_s)
 
     def abandon(self) -> None:
         """Whoever holds something may change it; `write` fails, unless all is captured."""

@@ -14,7 +14,7 @@ from dos.checkpoint.capture import Held
 from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.commit import LATEST
 from dos.checkpoint.draft import Draft
-from dos.checkpoint.handle import Handle, RunningSave
+from dos.checkpoint.handle import Handle, RunningSave, ended
 from dos.checkpoint.in_flight import register, unregister
 from dos.checkpoint.ranks import Ranks
 from dos.checkpoint.rounds import Round
@@ -24,6 +24,8 @@ from dos.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 _CLEAN_UP_S = 10.0
+STALL_S = 600.0
+"""So long a save may stand still, and longer where it waits longer for other ranks."""
 _threads: weakref.WeakKeyDictionary[threading.Thread, Handle] = weakref.WeakKeyDictionary()
 
 
@@ -41,7 +43,8 @@ def save(
     Objects are taken as they are now; tensors and arrays must not change before `captured` is
     done. Until the new checkpoint is durable, an old one of the same name stays. Saves beside
     each other become durable in their order: a second one waits here until the first is
-    captured, and is written once that is durable.
+    captured, and is written once that is durable. One that stands still for ten minutes is waited
+    for no longer.
 
     Args:
         state: dicts, lists, tuples, dataclasses and so on, to any depth.
@@ -56,7 +59,8 @@ def save(
 
     Raises:
         FormatError: something in the state cannot be saved; nothing was written.
-        CheckpointError: another process is writing it, or the name is taken by something else.
+        CheckpointError: another process is writing it, the name is taken by something else, or
+            a save before it stands still.
     """
     return begin_save(
         state,
@@ -90,19 +94,25 @@ def begin_save(
             for it. None: as `save`.
         outline: what has to be the same on all ranks, a text for each part: else the save fails.
         ring: where what is not written as it lies is copied; None: memory of its own.
+
+    Raises:
+        CheckpointError: as `save`, also where it is itself what stands still.
+        FormatError: as `save`.
     """
     path = os.path.abspath(os.fspath(path))
     name = os.path.basename(path)
-    storage, handle, draft = storage or make_storage(), RunningSave(), None
+    storage, ranks, draft = storage or make_storage(), ranks or Ranks.alone(), None
+    stall_s = STALL_S if ranks.world == 1 else max(STALL_S, ranks.commit_timeout_s)
+    handle = RunningSave(path, stall_s)
     try:
         if not name or (latest and name == LATEST):
             raise ConfigError(f"{path!r} names no checkpoint", where="path", fix="name one")
-        with Round(ranks or Ranks.alone(), storage, path, checkpoint_id, outline) as taken:
+        with Round(ranks, storage, path, checkpoint_id, outline) as taken:
             draft = Draft(taken.file_id, state, held, handle.set_captured)
             handle.expect(draft.file_bytes)
             _start(_Save(storage, taken, path, draft, ring, latest, handle), held is not None)
         if held is not None:
-            draft.wait_frozen()
+            handle.outwait(draft.wait_frozen)
     except BaseException:  # an interrupt too: its caller goes on, and changes what is read
         if draft is not None:
             draft.abandon()
@@ -121,12 +131,12 @@ def _start(work: _Save, daemon: bool) -> None:
     """
     earlier = before, beside = register(work.path, work.handle)
     try:
+        work.handle.behind = beside
         if beside is not None:
-            beside.captured.exception()
+            beside.outwait(ended(beside.captured))
         if before is not None:
-            before.durable.exception()
+            before.outwait(ended(before.durable))
         work.round.claim()
-        work = work._replace(beside=beside)
         try:
             name = f"save {os.path.basename(work.path)}"
             thread = threading.Thread(target=work.run, name=name, daemon=daemon)
@@ -148,7 +158,6 @@ class _Save(NamedTuple):
     ring: CaptureRing | None
     latest: bool
     handle: RunningSave
-    beside: Handle | None = None
 
     def run(self) -> None:
         try:
@@ -166,11 +175,12 @@ class _Save(NamedTuple):
             finally:
                 self.handle.fail(failure)
         finally:
-            unregister(self.path, self.handle)
+            unregister(self.path, self.handle, (None, self.handle.behind))
 
     def _write(self) -> None:
-        if self.beside is not None:
-            self.beside.durable.exception()
+        while (before := self.handle.behind) is not None:
+            before.outwait(ended(before.durable))
+            self.handle.behind = before.behind
         self.round.begin()
         partial = self.round.partial
         record = self.draft.write(self.storage, partial, self.ring, self.handle.advance)
