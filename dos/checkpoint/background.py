@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 
 from dos.checkpoint.handle import Handle
 from dos.errors import CheckpointError
+from dos.memory import HeldState
 
 _log = logging.getLogger(__name__)
 
@@ -30,15 +32,17 @@ class Background:
     ) -> None:
         self._timeout_s, self._max_failures, self._on_error = timeout_s, max_failures, on_error
         self._changed = threading.Condition()
-        self._in_flight: dict[Handle, str] = {}
+        self._in_flight: dict[Handle, tuple[str, Sequence[HeldState]]] = {}
         self._of_thread = threading.local()
         self._failures = self._in_a_row = 0
         self._last: tuple[str, BaseException] | None = None
 
-    def add(self, name: str, handle: Handle, then: Callable[[], None]) -> None:
-        """A save was started; call `then` once it is durable."""
+    def add(
+        self, name: str, handle: Handle, held: Sequence[HeldState], then: Callable[[], None]
+    ) -> None:
+        """A save of what is `held` was started; call `then` once it is durable."""
         with self._changed:
-            self._in_flight[handle] = name
+            self._in_flight[handle] = name, held
 
         def ended(durable: Future[str]) -> None:
             error = durable.exception()
@@ -69,16 +73,23 @@ class Background:
             where=name,
         ) from error
 
-    def take_failure(self) -> CheckpointError | None:
-        """What to raise for a save that failed since this was last asked."""
+    @contextmanager
+    def failure_told(self) -> Iterator[None]:
+        """What failed before is raised after the body; or if that fails, by a later one.
+
+        Raises:
+            CheckpointError: a save failed.
+        """
         with self._changed:
-            last, self._last = self._last, None
+            last = self._last
+        yield
         if last is None:
-            return None
+            return
+        with self._changed:
+            if self._last is last:
+                self._last = None
         name, cause = last
-        error = CheckpointError(f"an earlier save failed: {cause}", where=name)
-        error.__cause__ = cause
-        return error
+        raise CheckpointError(f"an earlier save failed: {cause}", where=name) from cause
 
     def wait(self) -> None:
         """Until all have ended; but for one whose error `on_error` is handling, who calls this.
@@ -90,7 +101,7 @@ class Background:
         with self._changed:
             if self._changed.wait_for(lambda: self._in_flight.keys() <= ends, self._timeout_s):
                 return
-            names = ", ".join(self._in_flight.values())
+            names = ", ".join(name for name, _ in self._in_flight.values())
         error = CheckpointError(
             f"it is not durable after {self._timeout_s:g} s, and was given up",
             where=names,
@@ -98,6 +109,14 @@ class Background:
         )
         _log.error("%s", error)
         raise error
+
+    def release(self) -> None:
+        """What is held for saves that are under way may change; they must not succeed any more."""
+        with self._changed:
+            holding = [held for _, held in self._in_flight.values()]
+        for held in holding:
+            for one in held:
+                one.abandon()
 
     @property
     def failures(self) -> int:

@@ -18,6 +18,7 @@ from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.directory import CheckpointDirectory, Saved
 from dos.checkpoint.fallback import newest_whole
 from dos.checkpoint.handle import Handle
+from dos.checkpoint.metrics import SaveMetrics
 from dos.checkpoint.ranks import COMMIT_TIMEOUT_S, Ranks
 from dos.checkpoint.reader import load
 from dos.checkpoint.restoring import Restoration, Restored
@@ -52,8 +53,9 @@ class Checkpointer:
         sigterm_grace_s: on SIGTERM, save at the end of the step that is under way, due or not,
             and raise SystemExit from `save`, which is to be called at every step then. After so
             many seconds the process is ended as it is. None: SIGTERM is left alone.
-        max_failures: after so many failed saves in a row `save` starts no other.
-        on_error: called with the error of a failed save, in the background.
+        max_failures: after so many saves in a row that failed in the background `save` starts no
+            other. What `save` itself raises, since it started none, does not count.
+        on_error: called with the error of a save that failed in the background, there.
         storage: the file system; None: the best engine there is.
 
     Raises:
@@ -130,7 +132,7 @@ class Checkpointer:
 
         Raises:
             CheckpointError: an earlier save failed, and this one was started; or so many in a
-                row did that this one was not; or there is no room for it.
+                row did that this one was not; or there is no room for it; or the disk stands still.
             FormatError: something in it cannot be saved; nothing was written.
         """
         self._check_open()
@@ -140,18 +142,16 @@ class Checkpointer:
         began_s, path = time.monotonic(), self._directory.path_of(step)
         checkpoint_id = f"{self._number}-{self._ranks.nonce}"
         self._number += 1  # on every rank, whatever becomes of it
-        with taking_part(self._ranks, self._storage, path, checkpoint_id):
-            if not last:
-                self._background.check()
-            failure = self._background.take_failure()
-            part, held, outline = Training.of(model, optimizer, extra).part(
-                step, self._ranks.rank, self._ranks.world, self._directory.check_room
-            )
-        handle = self._start(path, checkpoint_id, part, held, outline, began_s)
-        if last and self._stopping is not None:
-            self._stopping.leave(handle)
-        if failure is not None:
-            raise failure
+        with self._background.failure_told():
+            with taking_part(self._ranks, self._storage, path, checkpoint_id):
+                if not last:
+                    self._background.check()
+                part, held, outline = Training.of(model, optimizer, extra).part(
+                    step, self._ranks.rank, self._ranks.world, self._directory.check_room
+                )
+            handle = self._start(path, checkpoint_id, part, held, outline, began_s)
+            if last and self._stopping is not None:
+                self._stopping.leave(handle)
         return handle
 
     def is_last(self, step: int) -> bool:
@@ -284,7 +284,7 @@ class Checkpointer:
         outline: Mapping[str, str],
         began_s: float,
     ) -> Handle:
-        waited_s = _waited_s(held)
+        metrics = SaveMetrics(began_s, held)
         handle = begin_save(
             part,
             path,
@@ -296,51 +296,43 @@ class Checkpointer:
             storage=self._storage,
             ranks=self._ranks,
         )
-        frozen_s = time.monotonic() - began_s
+        metrics.started()
+        n_bytes = handle.progress.total_bytes
 
         def durable() -> None:
-            n_bytes, took_s = handle.progress.total_bytes, time.monotonic() - began_s
-            self._metrics = {
-                "bytes": n_bytes,
-                "seconds": took_s,
-                "gib_per_s": n_bytes / took_s / 2**30,
-                "frozen_s": frozen_s,
-                "waited_s": _waited_s(held) - waited_s,
-                "ring_bytes": self._ring.n_bytes,
-            }
+            self._metrics = metrics.durable(n_bytes, self._ring.n_bytes)
             if self._ranks.rank == 0:
                 self._directory.retain()
 
-        self._background.add(path, handle, durable)
+        self._background.add(path, handle, held, durable)
         return handle
 
     def _close(self, *, await_ranks: bool) -> None:
         """See `close`. A process that has failed does not wait for others, who wait for it."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._closed = True
-        atexit.unregister(self._at_exit)
         if self._stopping is not None:
             self._stopping.close()
+        self._closed = True
         try:
             self._background.wait()
         except CheckpointError as error:
             self._ranks.abandon(str(error))
+            self._background.release()
             raise
+        except BaseException:  # an interrupt: another call, or the end of the process, waits on
+            self._closed = False
+            raise
+        atexit.unregister(self._at_exit)
         self._ring.close()
         if await_ranks:
             self._ranks.close(self._close_timeout_s)
-        failure = self._background.take_failure()
-        if failure is not None:
-            raise failure
+        with self._background.failure_told():
+            pass
 
     def _check_open(self) -> None:
         if self._closed:
             raise ConfigError("it was closed", where="Checkpointer", fix="make a new one")
-
-
-def _waited_s(held: Iterable[HeldState]) -> float:
-    return sum(one.gates.waited_s for one in held)
 
 
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:

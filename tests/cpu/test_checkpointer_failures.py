@@ -73,6 +73,25 @@ def test_a_failed_save_is_raised_by_the_next_which_is_started(tmp_path: Path) ->
     assert [one.step for one in checkpointer.list()] == [1, 3, 4]
 
 
+def test_a_failed_save_is_raised_later_where_the_next_is_not_started(tmp_path: Path) -> None:
+    disk = Disk()
+    with Checkpointer(tmp_path, storage=disk) as checkpointer:
+        fail(checkpointer, disk, 1)
+        with pytest.raises(dos.FormatError):
+            checkpointer.save(2, extra={"tensor": torch.empty(2, device="meta")})
+        with pytest.raises(dos.CheckpointError, match="earlier save failed"):
+            checkpointer.save(3, extra={})
+    assert [one.step for one in checkpointer.list()] == [3]
+
+
+def test_what_save_raises_is_not_counted(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, max_failures=1) as checkpointer:
+        with pytest.raises(dos.FormatError):
+            checkpointer.save(1, extra={"tensor": torch.empty(2, device="meta")})
+        checkpointer.save(2, extra={})
+        assert checkpointer.metrics["failures"] == 0
+
+
 def test_a_failed_save_is_logged_once_with_cause_and_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,13 @@ def disk() -> Iterator[Gated]:
     made.open_now.set()
 
 
+def optimizer_of(weight: torch.nn.Parameter) -> dos.DOSOptimizer:
+    optimizer = dos.DOSOptimizer(torch.optim.AdamW([weight]), device="cpu")
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    return optimizer
+
+
 def test_a_save_behind_one_that_stands_still_is_given_up(
     disk: Gated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -43,3 +52,49 @@ def test_a_save_behind_one_that_stands_still_is_given_up(
     checkpointer.save(3, extra=extra)
     checkpointer.close()
     assert [saved.step for saved in checkpointer.list()] == [3]
+
+
+def test_after_a_save_was_given_up_training_goes_on(disk: Gated, tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(3 << 20))
+    optimizer = optimizer_of(weight)
+    checkpointer = Checkpointer(tmp_path, storage=disk, close_timeout_s=0.1)
+    checkpointer.save(1, optimizer=optimizer)
+    with pytest.raises(dos.CheckpointError, match="given up"):
+        checkpointer.close()
+    optimizer.step()  # though its disk still stands still
+    assert checkpointer.list() == []
+
+
+def test_what_was_given_up_is_no_checkpoint(disk: Gated, tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(3 << 20))
+    optimizer = optimizer_of(weight)
+    checkpointer = Checkpointer(tmp_path, storage=disk, close_timeout_s=0.1)
+    handle = checkpointer.save(1, optimizer=optimizer)
+    with pytest.raises(dos.CheckpointError, match="given up"):
+        checkpointer.close()
+    optimizer.step()
+    disk.open_now.set()
+    assert handle is not None
+    assert isinstance(handle.durable.exception(60), dos.CheckpointError)
+
+
+def test_who_interrupts_close_may_close_again(disk: Gated, tmp_path: Path) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    checkpointer = Checkpointer(tmp_path, storage=disk)
+    handle = checkpointer.save(1, extra={"value": 1})
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.get_ident()
+    killer = threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    killer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checkpointer.close()
+    finally:
+        killer.join()
+        signal.signal(signal.SIGUSR1, before)
+    disk.open_now.set()
+    checkpointer.close()
+    assert handle is not None
+    assert handle.durable.done()
