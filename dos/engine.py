@@ -187,7 +187,8 @@ class UpdateEngine:
         if self._device is not None:
             mark = self._device.mark()
             waits.append(lambda _: mark.wait())
-        return HeldState(self.state.gates, holds_of(self.state), what, waits), steps
+        held = HeldState(self.state.gates, holds_of(self.state), what, waits, self._tail.unread)
+        return held, steps
 
     def step(
         self,

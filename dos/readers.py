@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -53,6 +55,7 @@ class Readers:
         self._own_call: set[int] = set()
         self._own_call_before: set[int] = set()
         self._covered: dict[int, None] = {}  # in the order of first use
+        self._names_for: int | None = None  # the thread that takes state dicts unread
         self._handles = [register_module_forward_pre_hook(_forward_hook(self))]
 
     def extend(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -103,6 +106,20 @@ class Readers:
         """Everything may be read next."""
         self._synchronize()
 
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """State dicts that this thread takes meanwhile wait for nothing: no value is read yet."""
+        self._names_for = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._names_for = None
+
+    def state_dict_begins(self) -> None:
+        """A state dict is about to be taken or loaded."""
+        if self._names_for != threading.get_ident():
+            self._synchronize()
+
     def _indices(self, parameters: Iterable[torch.Tensor | None]) -> frozenset[int]:
         index_of = self._index_of
         return frozenset(index_of[id(p)] for p in parameters if id(p) in index_of)
@@ -115,7 +132,7 @@ class Readers:
             if isinstance(owner, torch.jit.ScriptModule):
                 self._without_barrier |= held
             elif held and owner not in self._barriers:
-                barrier = _Barrier(self)
+                barrier = Barrier(self)
                 self._barriers[owner] = [
                     owner.register_state_dict_pre_hook(barrier),
                     owner.register_load_state_dict_pre_hook(barrier),
@@ -125,7 +142,7 @@ class Readers:
         return below
 
 
-class _Barrier:
+class Barrier:
     """A hook of a module that waits for everything; a copy of it, in a copied module, does not."""
 
     def __init__(self, readers: Readers | None) -> None:
@@ -134,10 +151,10 @@ class _Barrier:
     def __call__(self, *_: Any) -> None:
         readers = None if self._readers is None else self._readers()
         if readers is not None:
-            readers.synchronize()
+            readers.state_dict_begins()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Barrier, (None,)
+        return Barrier, (None,)
 
 
 def _forward_hook(readers: Readers) -> Callable[[torch.nn.Module, Any], None]:

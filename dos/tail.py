@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
 import torch
@@ -156,6 +157,10 @@ class Tail:
             call = None if ended is None else ended()
             if call is not None:
                 call(record, updated)
+
+    def unread(self) -> AbstractContextManager[None]:
+        """Within it this thread takes state dicts whose values it does not read yet, unwaited."""
+        return nullcontext() if self._readers is None else self._readers.unread()
 
     def counted(self, steps: Sequence[int]) -> tuple[list[int], RunningStep | None]:
         """Step counts as they are after the step that is under way, and that step, if any.

@@ -10,8 +10,10 @@ import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from dos.errors import ConfigError
+from dos.readers import Barrier
 
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}
+_STATE_DICT = ("state_dict", "_save_to_state_dict", "get_extra_state")
 
 
 class ModelNames:
@@ -44,6 +46,19 @@ class ModelNames:
         named = self._model.named_parameters(remove_duplicate=False)
         parameters = {self.plain(name) for name, _ in named}
         return {id(value) for name, value in state.items() if name not in parameters}
+
+    @property
+    def reads_no_values(self) -> bool:
+        """Whether its state dict is taken by torch alone: by no method or hook of somebody else."""
+        for module in self._model.modules():
+            for name in _STATE_DICT:
+                method = getattr(getattr(module, name), "__func__", None)
+                if method is not getattr(torch.nn.Module, name):
+                    return False
+            hooks = (module._state_dict_pre_hooks, module._state_dict_hooks)
+            if not all(isinstance(hook, Barrier) for its in hooks for hook in its.values()):
+                return False
+        return True
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """The model's state dict, live, under plain names.

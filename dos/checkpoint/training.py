@@ -10,7 +10,8 @@ Of several models or optimizers, given by name, each stands under its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -88,7 +89,8 @@ class Training(NamedTuple):
     ) -> tuple[dict[str, Any], list[HeldState], dict[str, str]]:
         """What one rank saves, live; what is held until it is captured or abandoned; the outline.
 
-        The generators come first, since what follows may draw from them.
+        The generators come first, since what follows may draw from them. Optimizers are held before
+        models are looked at, so that a step that runs on is not waited for.
 
         Args:
             step: how many were done.
@@ -98,20 +100,24 @@ class Training(NamedTuple):
         """
         own: dict[str, Any] = {"rng": rng_states()}
         tree: dict[str, Any] = {"step": step, "rank": own}
-        # Each rank has its own: DistributedDataParallel takes those of rank 0 at the next forward.
-        buffers: set[int] = set()
-        for where, model in self.models.items():
-            names = ModelNames(model)
-            put(tree, where, state := names.state_dict())
-            buffers |= names.buffers(state)
         own["extra"] = {
             key: value.state_dict() if isinstance(value, Stateful) else value
             for key, value in self.extra.items()
         }
+        # Each rank has its own: DistributedDataParallel takes those of rank 0 at the next forward.
+        buffers: set[int] = set()
         held: list[HeldState] = []
         try:
-            for where, optimizer in self.optimizers.items():
-                put(tree, where, self._hold(optimizer, f"the save of step {step}", held))
+            states = {
+                where: self._hold(optimizer, f"the save of step {step}", held)
+                for where, optimizer in self.optimizers.items()
+            }
+            for where, model in self.models.items():
+                names = ModelNames(model)
+                put(tree, where, state := _state_dict(names, held))
+                buffers |= names.buffers(state)
+            for where, state in states.items():
+                put(tree, where, state)
             check_room(n_bytes_of(tree))
             outline = outline_of(tree) if world > 1 else {}
             return part_of(tree, rank, world, buffers), held, outline
@@ -136,14 +142,34 @@ def put(tree: dict[str, Any], where: tuple[str, ...], value: Any) -> None:
 
 
 def n_bytes_of(tree: Any) -> int:
-    """The bytes of all tensors in a tree of dicts, lists and tuples."""
+    """The bytes of all tensors in a tree of dicts, lists and tuples; of tied ones once."""
+    return sum({_memory(tensor): tensor.nbytes for tensor in _tensors(tree)}.values())
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
-        return tree.nbytes
-    if isinstance(tree, Pieces):
-        return n_bytes_of(tree.parts)
-    if isinstance(tree, Mapping):
-        return sum(map(n_bytes_of, tree.values()))
-    return sum(map(n_bytes_of, tree)) if isinstance(tree, list | tuple) else 0
+        yield tree
+    elif isinstance(tree, Pieces):
+        yield from tree.parts.values()
+    elif isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(value)
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """What is equal for tensors of the same bytes; of a kind that has no address, the tensor."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.nbytes
+
+
+def _state_dict(names: ModelNames, held: list[HeldState]) -> dict[str, Any]:
+    """A model's state dict; what of it is held is not waited for, unless somebody may read it."""
+    with ExitStack() as unread:
+        for one in held if names.reads_no_values else ():
+            unread.enter_context(one.unread())
+        state = names.state_dict()
+    return state
 
 
 def _placed(part: str, given: T | Mapping[str, T] | None) -> dict[tuple[str, ...], T]:

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from dos.errors import PoolError
@@ -154,6 +154,8 @@ class HeldState:
         holds: what is held.
         what: names the capture in messages.
         waits: each blocks until a part of what `ready` waits for is over, given what it was.
+        unread: a context in which this thread takes state dicts of held weights without waiting,
+            because it reads none of their values before `ready`.
 
     Attributes:
         tree: live tensors, pieces of tensors and objects, in nested dicts.
@@ -167,9 +169,10 @@ class HeldState:
         holds: list[Hold],
         what: str,
         waits: Iterable[Callable[[int | None], object]] = (),
+        unread: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.tree: dict[str, Any] = {}
-        self.holds, self.gates = holds, gates
+        self.holds, self.gates, self.unread = holds, gates, unread
         self._waits = tuple(waits)
         self._closing = gates.close({hold.index for hold in holds}, what)
         weakref.finalize(self, gates.open, self._closing).atexit = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -9,6 +10,9 @@ import numpy as np
 import torch
 
 import dos
+
+WIDE: dict[str, Any] = {"plan": {"device": "cpu", "subgroup_size": 500_000}, "width": 1400}
+"""Of a training whose state is of several chunks, and several subgroups."""
 
 
 class Training:
@@ -18,6 +22,7 @@ class Training:
         plan: options of `DOSOptimizer`; None: torch's AdamW.
         dtype: of the model.
         seed: of the initial weights and all generators.
+        width: of two more layers, if any.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class Training:
         plan: dict[str, Any] | None,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        width: int = 0,
     ) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
@@ -33,7 +39,8 @@ class Training:
             torch.nn.Linear(40, 50),
             torch.nn.BatchNorm1d(50),
             torch.nn.Dropout(0.2),
-            torch.nn.Linear(50, 3),
+            *_layers(width),
+            torch.nn.Linear(width or 50, 3),
         ).to(dtype)
         inner = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.optimizer = inner if plan is None else dos.DOSOptimizer(inner, **plan)
@@ -66,9 +73,14 @@ class Training:
         tensors = [*self.model.state_dict().values()]
         for entry in optimizer["state"].values():
             tensors += [torch.as_tensor(entry[kind]) for kind in sorted(entry)]
-        raw = [t.detach().contiguous().reshape(-1).view(torch.uint8).tolist() for t in tensors]
+        flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+        raw = [hashlib.sha256(t.numpy()).hexdigest() for t in flat]
         noise = [random.random(), float(np.random.rand()), float(torch.rand(()))]
         return [raw, self.scheduler.get_last_lr(), self.position.at, noise]
+
+
+def _layers(width: int) -> list[torch.nn.Module]:
+    return [torch.nn.Linear(50, width), torch.nn.Linear(width, width)] if width else []
 
 
 class Position:

@@ -20,7 +20,9 @@ from tests.cpu.checkpoint_cases import in_memory
 from tests.cpu.checkpointer_cases import Training
 from tests.cpu.state_cases import PLANS
 
-each_plan = pytest.mark.parametrize("plan", [None, PLANS[1], PLANS[4]], ids=str)
+each_plan = pytest.mark.parametrize(
+    "plan", [None, PLANS[1], PLANS[4], {**PLANS[1], "overlap_forward": True}], ids=str
+)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
