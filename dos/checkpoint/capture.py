@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from dos.checkpoint.layout import Layout, Run
-from dos.checkpoint.sources import Span
+from dos.checkpoint.layout import LARGE_BYTES, Layout, Run
+from dos.checkpoint.providers import Extent
+from dos.checkpoint.sources import Span, memory_of_bytes
 from dos.errors import CheckpointError
 from dos.memory.sizes import PAGE_BYTES
+
+_COPIED_BYTES = 4 << 20
 
 
 class Hold(Protocol):
@@ -193,6 +196,25 @@ class _Holds:
                 parts.add(part)
                 end = max(end, stop) if begin <= end else end
         return parts, end >= span.end
+
+
+def small_copied(extents: Sequence[Extent], held: Sequence[Held]) -> list[Extent]:
+    """The extents, with copies of those that are small, in host memory, and held by nobody.
+
+    Small ones share chunks with what is held. All of that would have to be ready, and be captured,
+    before a save returns: for the sake of the states of generators, say.
+    """
+    holds, room_bytes, made = _Holds(held), _COPIED_BYTES, []
+    for extent in extents:
+        span, n_bytes = extent.span, extent.n_bytes
+        small = 0 < n_bytes < LARGE_BYTES and n_bytes <= room_bytes
+        if small and span is not None and span.place == "cpu" and not holds.of(span)[0]:
+            copy = memory_of_bytes(bytearray(n_bytes))
+            extent.source.fill(0, n_bytes, copy.address)
+            extent = extent._replace(source=copy, span=None)
+            room_bytes -= n_bytes
+        made.append(extent)
+    return made
 
 
 def leases_of(held: Sequence[Held]) -> list[tuple[int, int]]:

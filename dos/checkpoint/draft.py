@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dos.checkpoint.bulk import collector_paused
-from dos.checkpoint.capture import Capture, Held, leases_of
+from dos.checkpoint.capture import Capture, Held, leases_of, small_copied
 from dos.checkpoint.capture_ring import CaptureRing
 from dos.checkpoint.encode import encode_state
 from dos.checkpoint.format import FileId, index_text
@@ -25,7 +25,8 @@ from dos.checkpoint.writer import FileWriter
 class Draft:
     """A state as a file that is to be written.
 
-    Objects are as they were when it was made; tensors and arrays are read by `write`.
+    Objects are as they were when it was made, as are a few small tensors that nobody holds; other
+    tensors and arrays are read by `write`.
 
     Args:
         file_id: which file of which checkpoint.
@@ -50,6 +51,8 @@ class Draft:
         with collector_paused():
             node, encoder = encode_state(state)
             extents = plan_extents(encoder.leaves, encoder.repeats)
+            if held is not None:
+                extents = small_copied(extents, held)
             self._text = index_text({"tree": node, "pieces": encoder.pieces})
             leases = leases_of(held or ())
             self._layout = lay_out(file_id, extents, encoder.blobs, self._text, leases=leases)

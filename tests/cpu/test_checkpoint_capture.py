@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +86,23 @@ def test_what_is_not_held_may_change_when_the_save_returns(tmp_path: Path) -> No
     loose.zero_()
     assert not handle.captured.done()
     disk.open_now.set()
+    handle.result(WAIT_S)
+    assert torch.equal(dos.checkpoint.load(tmp_path / "a")["loose"], copy)
+
+
+def test_small_tensors_that_nobody_holds_wait_for_no_part_that_is_held(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    class Late(Owner):
+        def ready(self, index: int | None = None) -> None:
+            assert over.wait(WAIT_S)
+
+    owner, loose = Late([lease(5 << 20)]), torch.randn(10, 10).t()
+    copy = loose.clone()
+    state = {"held": owner.tensors[0], "loose": loose}
+    handle = begin_save(state, tmp_path / "a", held=[owner])
+    loose.zero_()
+    over.set()
     handle.result(WAIT_S)
     assert torch.equal(dos.checkpoint.load(tmp_path / "a")["loose"], copy)
 

@@ -66,6 +66,7 @@ def test_a_failed_save_is_raised_by_the_next_which_is_started(tmp_path: Path) ->
     disk = Disk()
     with Checkpointer(tmp_path, storage=disk) as checkpointer:
         checkpointer.save(1, extra={})
+        checkpointer._background.wait()
         fail(checkpointer, disk, 2)
         with pytest.raises(dos.CheckpointError, match=r"earlier save failed.*No space left"):
             checkpointer.save(3, extra={})
